@@ -1,0 +1,20 @@
+"""How the documentation is built: `make docs`."""
+
+from importlib.metadata import version as installed_version
+
+project = "Lakewarden"
+author = "The Lakewarden authors"
+release = version = installed_version("lakewarden")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["_build"]
+source_suffix = {".md": "markdown"}
+html_theme = "furo"
+html_title = f"Lakewarden {release}"
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+# Only our own names are checked: looking up those of other projects would need the network.
+nitpick_ignore_regex = [(r"py:.*", r"(?!lakewarden\b).*")]

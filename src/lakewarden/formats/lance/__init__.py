@@ -1,0 +1,1 @@
+"""Lance: names of files (`layout`), manifests (`manifest`), tags and branches (`refs`)."""

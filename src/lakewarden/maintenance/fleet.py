@@ -1,0 +1,147 @@
+"""Which tables an operation is about, and that none of them overlap.
+
+A target is a table, or with `recursive` a directory of tables.  A directory is listed flat, in
+pages of a thousand objects, so small tables share requests instead of costing some each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused, UsageError
+from lakewarden.pipeline.frames import ReadStores, concurrently
+from lakewarden.pipeline.listing import Unit
+from lakewarden.storage.location import Location
+
+#: Ranges a directory of tables is listed in; more of them list in parallel, each costs a page.
+_RANGES_PER_DIRECTORY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What the user named."""
+
+    tables: tuple[Location, ...]
+    #: Directories in which every table counts.
+    directories: tuple[Location, ...] = ()
+    #: Tables that are read for what they need, but not changed.
+    protected: tuple[Location, ...] = ()
+    #: Patterns of table locations to leave alone; still read for what they need.
+    exclude: tuple[str, ...] = ()
+
+    def changes(self, table: Location) -> bool:
+        """Tell whether the operation may change this table."""
+        if any(table == place or place.contains(table) for place in self.protected):
+            return False
+        return not any(
+            fnmatch(table.uri, pattern) or fnmatch(table.path.rpartition("/")[2], pattern)
+            for pattern in self.exclude
+        )
+
+
+def parse_targets(
+    targets: Sequence[str],
+    *,
+    recursive: bool = False,
+    protect: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Targets:
+    """Normalise what the user wrote.  The same place in two spellings counts once."""
+    if not targets:
+        raise UsageError(ErrorKind.USAGE, "no target given; name a table, or a directory with --recursive")
+    places = tuple(dict.fromkeys(Location.parse(target) for target in targets))
+    protected = tuple(dict.fromkeys(Location.parse(target) for target in protect))
+    if recursive:
+        return Targets((), (*places, *protected), protected, tuple(exclude))
+    return Targets((*places, *(p for p in protected if p not in places)), (), protected, tuple(exclude))
+
+
+def refuse_overlaps(places: Iterable[Location]) -> None:
+    """Refuse targets that lie inside each other: a file would have two owners."""
+    ordered = sorted(places, key=lambda place: (place.scheme, place.authority, f"{place.path}/"))
+    for outer, inner in zip(ordered, ordered[1:], strict=False):
+        if outer.contains(inner):
+            raise Refused(
+                ErrorKind.LOCATION_OVERLAP,
+                f"{inner.uri} lies inside {outer.uri}, so a file could belong to both; nothing was "
+                "touched: name only one of them",
+            )
+
+
+def units_of(targets: Targets, stores: ReadStores) -> list[Unit]:
+    """Return the flat listings that cover all targets."""
+    refuse_overlaps((*targets.tables, *targets.directories))
+    units = [Unit(place) for place in targets.tables]
+    for directory in targets.directories:
+        units += _ranges(directory, stores)
+    return units
+
+
+def _ranges(directory: Location, stores: ReadStores) -> list[Unit]:
+    """Cut a directory between its subdirectories into ranges of about equal number."""
+    names, objects = stores(directory).list_directory(directory.path)
+    if not names and not objects:
+        raise NotFound(f"{directory.uri} does not exist or is empty; check the path and credentials")
+    prefix = f"{directory.path}/" if directory.path else ""
+    if "_versions" in names or not names:
+        return [Unit(directory)]
+    ordered = sorted(f"{prefix}{name}/" for name in names)
+    size = -(-len(ordered) // _RANGES_PER_DIRECTORY)
+    groups = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    # "0" is the character after "/": all keys below the last directory come before it.
+    return [
+        Unit(directory, group[0], group[-1][:-1] + "0", tuple(name[:-1] for name in group))
+        for group in groups
+    ]
+
+
+def outermost(prefixes: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """Tell tables from their branches among all directories that hold versions.
+
+    Returns the tables' paths, and for each table that has another table inside, that other one.
+    """
+    tables: list[str] = []
+    nested: dict[str, str] = {}
+    for prefix in sorted(set(prefixes), key=lambda path: f"{path}/" if path else ""):
+        outer = tables[-1] if tables else None
+        if outer is not None and (outer == "" or prefix.startswith(f"{outer}/")):
+            below = prefix[len(outer) :].lstrip("/")
+            if not below.startswith("tree/"):
+                nested.setdefault(outer, prefix)
+        else:
+            tables.append(prefix)
+    return tables, nested
+
+
+def tables_above(places: Iterable[Location], stores: ReadStores) -> dict[Location, Location]:
+    """Return, for each place that lies inside a table, that table (a branch is no table)."""
+    chains = {place: _ancestors(place) for place in places}
+    distinct = list(dict.fromkeys(above for chain in chains.values() for above in chain))
+    holds = dict(zip(distinct, concurrently(lambda above: _is_table(above, stores), distinct), strict=True))
+    found: dict[Location, Location] = {}
+    for place, chain in chains.items():
+        owner = next((above for above in chain if holds[above]), None)
+        if owner is not None:
+            found[place] = owner
+    return found
+
+
+def _ancestors(place: Location) -> list[Location]:
+    chain = []
+    while place.path:
+        place = place.parent
+        chain.append(place)
+    return chain
+
+
+def _is_table(place: Location, stores: ReadStores) -> bool:
+    prefix = f"{place.path}/_versions" if place.path else "_versions"
+    try:
+        return any(batch.num_rows for batch in stores(place).list(prefix))
+    except LakewardenError as error:
+        if error.kind is ErrorKind.ACCESS_DENIED:
+            # Credentials often reach only the table itself; what we may not see we cannot delete.
+            return False
+        raise

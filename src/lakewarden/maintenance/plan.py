@@ -1,0 +1,195 @@
+"""What a plan is: counts on the driver, rows in frames, and a form to keep on disk.
+
+A plan is pinned to what was read.  `files` and `versions` are frames; the driver holds one
+summary per table.  On disk a plan is a directory: `plan.json` (header and summaries) beside
+`files/` and `versions/` as Parquet.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from lakewarden.errors import ErrorKind, LakewardenError, NotFound, UsageError
+from lakewarden.model import RemovalStats, Verdict
+from lakewarden.pipeline.frames import ReadStores, Root, Stores
+from lakewarden.pipeline.listing import Unit
+from lakewarden.storage.location import Location
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """What would happen to one table."""
+
+    table_id: int
+    table_key: str
+    objects: int = 0
+    versions_kept: int = 0
+    removal: RemovalStats = field(default_factory=RemovalStats)
+    files_in_use: int = 0
+    bytes_in_use: int = 0
+    kept_unverified: int = 0
+    bytes_unverified: int = 0
+    kept_unknown_age: int = 0
+    kept_unknown_kind: int = 0
+    refs_mark: str = ""
+    skipped: str | None = None
+    error: str | None = None
+    error_kind: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether execution touches this table at all."""
+        return self.error is None and self.skipped is None and self.removal.files_removed > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an operation would do."""
+
+    operation: str
+    made_at: datetime
+    policy: str
+    tables: Sequence[TablePlan]
+    roots: Sequence[Root]
+    units: Sequence[Unit]
+    #: Directories in which new tables may have appeared since.
+    directories: Sequence[Location]
+    #: Every object with verdict and reason (of a saved plan: those that go).
+    files: DataFrame
+    #: Every version with its decision and reasons.
+    versions: DataFrame
+    requests: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+    @property
+    def deletions(self) -> DataFrame:
+        """The files that go, of tables that nothing holds back."""
+        going = [table.table_id for table in self.tables if table.goes_ahead]
+        goes = F.col("verdict") == Verdict.DELETE.value
+        if len(going) == len(self.tables):
+            return self.files.filter(goes)
+        return self.files.filter(goes & F.col("table_id").isin(going))
+
+    @property
+    def removal(self) -> RemovalStats:
+        """What would be removed in total."""
+        total = RemovalStats()
+        for table in self.tables:
+            if table.goes_ahead:
+                total += table.removal
+        return total
+
+    @property
+    def failed(self) -> list[TablePlan]:
+        return [table for table in self.tables if table.error is not None]
+
+    def _repr_html_(self) -> str:
+        """Show the plan in a notebook."""
+        head = (
+            "<tr><th>table</th><th>versions kept</th><th>versions going</th><th>files going</th>"
+            "<th>bytes going</th><th>held back by</th></tr>"
+        )
+        rows = "".join(
+            f"<tr><td>{html.escape(table.table_key)}</td><td>{table.versions_kept}</td>"
+            f"<td>{table.removal.old_versions_removed}</td><td>{table.removal.files_removed}</td>"
+            f"<td>{table.removal.bytes_removed:,}</td>"
+            f"<td>{html.escape(table.error or table.skipped or '')}</td></tr>"
+            for table in self.tables[:50]
+        )
+        more = f"<p>… and {len(self.tables) - 50} more tables</p>" if len(self.tables) > 50 else ""
+        return f"<p><b>{self.operation}</b>: {html.escape(self.policy)}</p><table>{head}{rows}</table>{more}"
+
+
+def save(plan: Plan, directory: str, stores: Stores) -> None:
+    """Write the plan to a new directory; the header goes last, so a plan is whole or not there."""
+    place = Location.parse(directory)
+    key = f"{place.path}/plan.json"
+    if any(stores(place).list_directory(place.path)):
+        raise UsageError(
+            ErrorKind.USAGE, f"{place.uri} is not empty; give --save-plan a directory of its own"
+        )
+    uri = _spark_uri(place)
+    plan.deletions.write.parquet(f"{uri}/files")
+    plan.versions.write.parquet(f"{uri}/versions")
+    stores(place).put(key, json.dumps(_header(plan), indent=1).encode())
+
+
+def load(spark: SparkSession, directory: str, stores: ReadStores) -> Plan:
+    """Read a saved plan back."""
+    place = Location.parse(directory)
+    try:
+        header = json.loads(stores(place).get(f"{place.path}/plan.json"))
+        if header["format"] != FORMAT:
+            raise UsageError(
+                ErrorKind.PLAN_INVALID,
+                f"{place.uri} was written in plan format {header['format']}, this release reads "
+                f"{FORMAT}; make the plan again",
+            )
+        uri = _spark_uri(place)
+        return Plan(
+            operation=header["operation"],
+            made_at=datetime.fromisoformat(header["made_at"]),
+            policy=header["policy"],
+            tables=[_table(row) for row in header["tables"]],
+            roots=[_root(row) for row in header["roots"]],
+            units=[_unit(row) for row in header["units"]],
+            directories=[Location.parse(uri) for uri in header["directories"]],
+            files=spark.read.parquet(f"{uri}/files"),
+            versions=spark.read.parquet(f"{uri}/versions"),
+            requests={},
+            seconds={},
+        )
+    except NotFound as error:
+        raise UsageError(
+            ErrorKind.PLAN_INVALID,
+            f"{place.uri} holds no plan (plan.json is missing); make one with --save-plan",
+        ) from error
+    except LakewardenError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            ErrorKind.PLAN_INVALID, f"{place.uri}/plan.json cannot be read ({error}); plan again"
+        ) from error
+
+
+def _spark_uri(place: Location) -> str:
+    return f"file://{place.uri}" if place.is_local else place.uri
+
+
+def _header(plan: Plan) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "operation": plan.operation,
+        "made_at": plan.made_at.isoformat(),
+        "policy": plan.policy,
+        "tables": [asdict(table) for table in plan.tables],
+        "roots": [{**asdict(root), "location": root.location.uri} for root in plan.roots],
+        "units": [{**asdict(unit), "place": unit.place.uri} for unit in plan.units],
+        "directories": [place.uri for place in plan.directories],
+        "requests": dict(plan.requests),
+        "seconds": dict(plan.seconds),
+    }
+
+
+def _table(row: dict[str, Any]) -> TablePlan:
+    removal = RemovalStats(**row.pop("removal"))
+    return TablePlan(**{**row, "removal": removal, "warnings": tuple(row["warnings"])})
+
+
+def _root(row: dict[str, Any]) -> Root:
+    return Root(**{**row, "location": Location.parse(row["location"])})
+
+
+def _unit(row: dict[str, Any]) -> Unit:
+    return Unit(**{**row, "place": Location.parse(row["place"]), "inside": tuple(row["inside"])})

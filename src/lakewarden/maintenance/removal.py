@@ -1,0 +1,300 @@
+"""Execute a plan.
+
+Order, and why a crash at any point is harmless: first everything is looked at once more (refs,
+heads, branches, new tables); then data, deletion, index, transaction and temporary files go;
+manifests go last, oldest first.  While a manifest is there a rerun still knows which files only it
+named.  If a file of a table could not be deleted, that table's manifests wait for the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+
+from lakewarden.errors import ErrorKind, LakewardenError, UsageError
+from lakewarden.maintenance.cleanup import removal_of
+from lakewarden.maintenance.plan import Plan, TablePlan
+from lakewarden.maintenance.safety import Breakers
+from lakewarden.maintenance.survey import (
+    Costs,
+    Reading,
+    discover,
+    errors_in,
+    list_fully,
+    refs_mark,
+)
+from lakewarden.model import FileKind, RemovalStats
+from lakewarden.pipeline import deletion, listing, references
+from lakewarden.pipeline.deletion import Pace
+from lakewarden.pipeline.frames import (
+    NOTE_REQUESTS,
+    Root,
+    data_rows,
+    notes,
+    pin,
+)
+from lakewarden.pipeline.listing import Unit
+from lakewarden.storage.store import LIST_PAGE_SIZE, Deletion
+
+#: Files that make it worth another task.
+_FILES_PER_TASK = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class TableReceipt:
+    """What was done to one table."""
+
+    table_key: str
+    removed: RemovalStats = field(default_factory=RemovalStats)
+    failed_deletes: int = 0
+    kept_unverified: int = 0
+    kept_unknown_age: int = 0
+    skipped: str | None = None
+    error: str | None = None
+    error_kind: str | None = None
+    #: The table changed after the plan was made; planning again will do.
+    outdated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What an operation did."""
+
+    operation: str
+    tables: Sequence[TableReceipt]
+    requests: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+    @property
+    def removed(self) -> RemovalStats:
+        total = RemovalStats()
+        for table in self.tables:
+            total += table.removed
+        return total
+
+    @property
+    def failed(self) -> list[TableReceipt]:
+        return [table for table in self.tables if table.error is not None or table.failed_deletes]
+
+    @property
+    def outdated(self) -> list[TableReceipt]:
+        return [table for table in self.tables if table.outdated]
+
+
+def execute(
+    plan: Plan, reading: Reading, *, breakers: Breakers | None = None, rate_limit: float | None = None
+) -> Receipt:
+    """Delete what the plan says, and nothing else; a table that changed meanwhile is left alone."""
+    if rate_limit is not None and rate_limit <= 0:
+        raise UsageError(ErrorKind.USAGE, f"--rate-limit is {rate_limit:g}; it must be above 0 keys/s")
+    check(plan, breakers or Breakers())
+    costs = Costs()
+    going = {table.table_id: table for table in plan.tables if table.goes_ahead}
+    outdated: dict[int, str] = {}
+    done: list[Row] = []
+    if going:
+        with costs.stage(reading, "check again", f"{len(going)} tables"):
+            outdated = _changed_since(plan, reading, costs)
+        going = {number: table for number, table in going.items() if number not in outdated}
+        done = _delete(plan, going, reading, costs, rate_limit) if going else []
+    return Receipt(
+        plan.operation, _receipts(plan.tables, done, outdated), costs.requests, costs.seconds
+    )
+
+
+def check(plan: Plan, breakers: Breakers) -> None:
+    """Refuse a plan that is larger than its user expects."""
+    breakers.check(
+        files=plan.removal.files_removed,
+        size=plan.removal.bytes_removed,
+        files_in_all=sum(table.objects for table in plan.tables),
+    )
+
+
+def _delete(
+    plan: Plan,
+    going: Mapping[int, TablePlan],
+    reading: Reading,
+    costs: Costs,
+    rate_limit: float | None,
+) -> list[Row]:
+    files = sum(table.removal.files_removed for table in going.values())
+    tasks = max(1, min(reading.tasks, files // _FILES_PER_TASK))
+    pace = Pace(tasks, rate_limit, reading.clock)
+    doomed = _of_tables(plan.deletions, going, plan)
+    is_manifest = F.col("kind") == FileKind.MANIFEST.value
+    size = sum(table.removal.bytes_removed for table in going.values())
+    with costs.stage(reading, "delete files", f"{files:,} files, {size:,} bytes"):
+        content = deletion.delete_content(
+            doomed.filter(~is_manifest), plan.roots, reading.opening, pace
+        )
+        done = deletion.summarise(content).collect()
+    held = {row.table_id for row in done if row.outcome == Deletion.FAILED.value}
+    with costs.stage(reading, "delete manifests"):
+        ready = {number: table for number, table in going.items() if number not in held}
+        if any(table.removal.manifest_files_removed for table in ready.values()):
+            manifests = _of_tables(doomed.filter(is_manifest), ready, plan)
+            last = deletion.delete_manifests(manifests, plan.roots, reading.opening, pace)
+            done += deletion.summarise(last).collect()
+    costs.add_requests((row.kind, row.files) for row in done if row.note == NOTE_REQUESTS)
+    return [row for row in done if row.note is None]
+
+
+def _of_tables(files: DataFrame, tables: Mapping[int, TablePlan], plan: Plan) -> DataFrame:
+    if len(tables) == len(plan.tables):
+        return files
+    return files.filter(F.col("table_id").isin(list(tables)))
+
+
+def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]:
+    """Return tables whose refs moved, or whose plan a newer version contradicts, with the reason."""
+    units = _units_again(plan)
+    listed, noted = list_fully(units, reading)
+    costs.add_requests((row.key, row.size) for row in noted if row.note == NOTE_REQUESTS)
+    roots = [root for root in plan.roots if root.owned]
+    newcomers = _newcomers(plan, listed, units, roots)
+    objects = pin(listing.identify(data_rows(listed), units, [*roots, *newcomers]))
+    changed = _unlisted(errors_in(noted, "unit", "key"), units, roots)
+    now = {row.root_id: row.mark for row in objects.groupBy("root_id").agg(refs_mark().alias("mark")).collect()}
+    for root, table in zip(roots, plan.tables, strict=True):
+        if table.error is None and now.get(root.root_id) != table.refs_mark:
+            changed.setdefault(root.table_id, "a tag or branch was made, moved or deleted meanwhile")
+    return _contradicted(plan, objects, [*roots, *newcomers], reading, costs) | changed
+
+
+def _contradicted(
+    plan: Plan, objects: DataFrame, roots: Sequence[Root], reading: Reading, costs: Costs
+) -> dict[int, str]:
+    """Open every version that is new since the plan, and find plans that it contradicts."""
+    known = plan.versions.select("root_id", "path")
+    broken = [table.table_id for table in plan.tables if table.error is not None]
+    fresh = (
+        objects.filter((F.col("kind") == FileKind.MANIFEST.value) & ~F.col("root_id").isin(broken))
+        .join(known, on=["root_id", "path"], how="left_anti")
+        .withColumn("kept", F.lit(True))
+    )
+    named = pin(references.references_of(fresh, roots, reading.opening, tasks=reading.tasks))
+    noted = notes(named)
+    costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
+    unread = errors_in(noted, "by_root", "key")
+    if any(root.root_id in unread for root in roots[len(plan.tables) :]):
+        # A table that appeared meanwhile and cannot be read may need files of any other.
+        return {table.table_id: "a new table could not be read" for table in plan.tables}
+    by_key = data_rows(named).filter(F.col("key").isNotNull()).select("root_id", "key").distinct()
+    by_stem = data_rows(named).filter(F.col("stem").isNotNull()).select("stem").distinct()
+    doomed = plan.deletions.select("table_id", "root_id", "key", "stem")
+    hit = (
+        doomed.join(by_key, on=["root_id", "key"], how="left_semi")
+        .unionByName(doomed.join(by_stem, on="stem", how="left_semi"))
+        .select("table_id")
+        .distinct()
+    )
+    reason = "a newer version needs files that were about to go"
+    found = {row.table_id: reason for row in hit.collect()}
+    tables = {root.root_id: root.table_id for root in roots}
+    for root_id, error in unread.items():
+        # It may be a clone, so its own trouble holds every table back.
+        found |= {table.table_id: error.message for table in plan.tables}
+        found[tables[root_id]] = error.message
+    return found
+
+
+def _units_again(plan: Plan) -> list[Unit]:
+    """Return what to list again: all of a unit, or only refs, versions and branches of its tables.
+
+    Whichever costs fewer requests; three ranges per table are needed to leave data files out.
+    """
+    units: list[Unit] = []
+    taken: set[int] = set()
+    for unit in plan.units:
+        inside = [
+            (root, table)
+            for root, table in zip(plan.roots, plan.tables, strict=False)
+            if root.owned and root.table_id not in taken and _covers(unit, root)
+        ]
+        taken.update(root.table_id for root, _ in inside)
+        pages = sum(table.objects for _, table in inside) / LIST_PAGE_SIZE
+        if pages <= 3 * len(inside):
+            if inside or unit.inside:
+                units.append(unit)
+            continue
+        for root, _ in inside:
+            units += [Unit(root.location.child(name)) for name in ("_refs", "_versions", "tree")]
+    return units
+
+
+def _covers(unit: Unit, root: Root) -> bool:
+    place = root.location
+    if place == unit.place:
+        return True
+    key = f"{place.path}/"
+    return (
+        unit.place.contains(place)
+        and (unit.after is None or key >= unit.after)
+        and (unit.before is None or key < unit.before)
+    )
+
+
+def _newcomers(
+    plan: Plan, listed: DataFrame, units: Sequence[Unit], roots: Sequence[Root]
+) -> list[Root]:
+    """Return tables that appeared in the plan's directories since."""
+    if not plan.directories:
+        return []
+    known = {root.location for root in roots}
+    number = max(root.root_id for root in plan.roots) + 1
+    places = [place for place in discover(listed, units) if place not in known]
+    return [Root(number + step, -1 - step, place) for step, place in enumerate(places)]
+
+
+def _unlisted(
+    failures: Mapping[int, LakewardenError], units: Sequence[Unit], roots: Sequence[Root]
+) -> dict[int, str]:
+    """A table that cannot be looked at again is not touched."""
+    found: dict[int, str] = {}
+    for number, error in failures.items():
+        for root in roots:
+            unit = units[number]
+            if _covers(unit, root) or root.location.contains(unit.place):
+                found[root.table_id] = error.message
+    return found
+
+
+def _receipts(
+    tables: Iterable[TablePlan], done: Iterable[Row], outdated: Mapping[int, str]
+) -> list[TableReceipt]:
+    removed: dict[int, RemovalStats] = {}
+    failures: dict[int, tuple[int, str]] = {}
+    for row in done:
+        if row.outcome == Deletion.DELETED.value:
+            before = removed.get(row.table_id, RemovalStats())
+            removed[row.table_id] = before + removal_of(row.kind, row.files, row.bytes)
+        elif row.outcome == Deletion.FAILED.value:
+            count, example = failures.get(row.table_id, (0, row.error))
+            failures[row.table_id] = (count + row.files, example)
+    receipts = []
+    for table in tables:
+        failed, example = failures.get(table.table_id, (0, ""))
+        receipt = TableReceipt(
+            table_key=table.table_key,
+            removed=removed.get(table.table_id, RemovalStats()),
+            failed_deletes=failed,
+            kept_unverified=table.kept_unverified,
+            kept_unknown_age=table.kept_unknown_age,
+            skipped=table.skipped,
+            error=table.error,
+            error_kind=table.error_kind,
+        )
+        if failed:
+            message = f"{failed} file(s) could not be deleted ({example}); run again to retry them"
+            receipt = replace(receipt, error=message, error_kind=ErrorKind.STORAGE.value)
+        if table.table_id in outdated:
+            message = f"{outdated[table.table_id]}; nothing of this table was deleted: plan it again"
+            receipt = replace(
+                receipt, error=message, error_kind=ErrorKind.PLAN_OUTDATED.value, outdated=True
+            )
+        receipts.append(receipt)
+    return receipts

@@ -1,0 +1,192 @@
+"""Delete the files of a plan in batches, and say what became of each.
+
+Batches mix tables: a request carries up to a thousand keys of one store, whoever owns them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from lakewarden.errors import LakewardenError
+from lakewarden.pipeline.frames import (
+    NOTE_REQUESTS,
+    Opening,
+    Root,
+    Stores,
+    batches,
+    concurrently,
+    sql,
+)
+from lakewarden.storage.store import DELETE_BATCH_MAX, Deletion, DeleteResult
+from lakewarden.world import Clock
+
+Row = dict[str, Any]
+#: What became of the files of one table and kind.
+RECEIPTS = pa.schema(
+    [
+        ("table_id", pa.int32()),
+        ("kind", pa.string()),
+        ("outcome", pa.string()),
+        ("files", pa.int64()),
+        ("bytes", pa.int64()),
+        ("error", pa.string()),
+        ("note", pa.string()),
+    ]
+)
+_COLUMNS = ("table_id", "root_id", "path", "kind", "size", "version")
+#: Bulk requests one task keeps in flight.
+_BATCHES_IN_FLIGHT = 16
+_HELD = "an older manifest of the table could not be deleted, so the newer ones wait"
+#: Directories that stay although they are empty: writers expect them.
+_STANDING = re.compile(r"(?:tree/.+/)?(?:|data|_versions|_transactions|_deletions|_indices)|tree/.+")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast deletion may go: keys per second over the whole job, None for no limit."""
+
+    tasks: int
+    keys_per_second: float | None
+    clock: Clock
+
+
+def delete_content(
+    files: DataFrame, roots: Sequence[Root], opening: Opening, pace: Pace
+) -> DataFrame:
+    """Delete files in any order; returns RECEIPTS."""
+    spread = files.select(*_COLUMNS).repartition(pace.tasks)
+    return spread.mapInArrow(_deleter(roots, opening, pace, in_order=False), sql(RECEIPTS))
+
+
+def delete_manifests(
+    manifests: DataFrame, roots: Sequence[Root], opening: Opening, pace: Pace
+) -> DataFrame:
+    """Delete manifests oldest first, one batch after the other, so a crash leaves no gap below."""
+    spread = manifests.select(*_COLUMNS).repartition(pace.tasks, "table_id")
+    ordered = spread.sortWithinPartitions("version", "table_id", "path")
+    return ordered.mapInArrow(_deleter(roots, opening, pace, in_order=True), sql(RECEIPTS))
+
+
+def _deleter(
+    roots: Sequence[Root], opening: Opening, pace: Pace, *, in_order: bool
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def delete_batches(incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = _Task({root.root_id: root for root in roots}, Stores(opening), in_order=in_order)
+        rate = pace.keys_per_second / pace.tasks if pace.keys_per_second else None
+        # Below a thousand keys a second, smaller batches keep the pace even.
+        size = DELETE_BATCH_MAX if rate is None else max(1, min(DELETE_BATCH_MAX, int(rate)))
+        groups = _by_store(incoming, task.roots, size)
+        if rate is not None:
+            groups = _paced(groups, rate, pace.clock)
+        outcome: dict[tuple[object, ...], list[int]] = {}
+        in_flight = 1 if rate is not None or in_order else _BATCHES_IN_FLIGHT
+        for done in concurrently(task.delete, groups, in_flight):
+            for row, result in done:
+                mark = (row["table_id"], row["kind"], result.outcome.value, result.error)
+                total = outcome.setdefault(mark, [0, 0])
+                total[0] += 1
+                total[1] += row["size"] or 0
+        yield from batches(_receipts(outcome), RECEIPTS)
+        counted = task.stores.requests()
+        yield from batches(
+            [{"kind": kind.value, "files": n, "note": NOTE_REQUESTS} for kind, n in counted.items()],
+            RECEIPTS,
+        )
+
+    return delete_batches
+
+
+class _Task:
+    """Deletes batches; in order, it stops at a table's first failure."""
+
+    def __init__(self, roots: Mapping[int, Root], stores: Stores, *, in_order: bool) -> None:
+        self.roots = roots
+        self.stores = stores
+        self._in_order = in_order
+        self._stopped: set[int] = set()
+
+    def delete(self, rows: tuple[Row, ...]) -> list[tuple[Row, DeleteResult]]:
+        held = [row for row in rows if row["table_id"] in self._stopped]
+        free = [row for row in rows if row["table_id"] not in self._stopped]
+        results = self._attempt(free) if free else []
+        if self._in_order:
+            self._stopped.update(
+                row["table_id"] for row, one in results if one.outcome is Deletion.FAILED
+            )
+        self._prune(row for row, one in results if one.outcome is not Deletion.FAILED)
+        return results + [(row, DeleteResult("", Deletion.FAILED, _HELD)) for row in held]
+
+    def _attempt(self, rows: list[Row]) -> list[tuple[Row, DeleteResult]]:
+        keys = [self.roots[row["root_id"]].key(row["path"]) for row in rows]
+        try:
+            results = self.stores(self.roots[rows[0]["root_id"]].location).delete(keys)
+        except LakewardenError as error:
+            results = [DeleteResult(key, Deletion.FAILED, error.message) for key in keys]
+        return list(zip(rows, results, strict=True))
+
+    def _prune(self, rows: Iterable[Row]) -> None:
+        """Remove directories (of index segments, of sidecars) that deletion has emptied."""
+        directories = {(row["root_id"], row["path"].rpartition("/")[0]) for row in rows}
+        for root_id, directory in directories:
+            root, left = self.roots[root_id], directory
+            while not _STANDING.fullmatch(left):
+                if not self.stores(root.location).prune_directory(root.key(left)):
+                    break
+                left = left.rpartition("/")[0]
+
+
+def _by_store(
+    incoming: Iterator[pa.RecordBatch], places: Mapping[int, Root], size: int
+) -> Iterator[tuple[Row, ...]]:
+    """Group rows into batches that one request can carry, keeping their order per store."""
+    pending: dict[str, list[Row]] = {}
+    for batch in incoming:
+        for row in batch.to_pylist():
+            store = places[row["root_id"]].location.store.uri
+            group = pending.setdefault(store, [])
+            group.append(row)
+            if len(group) == size:
+                yield tuple(group)
+                group.clear()
+    for group in pending.values():
+        if group:
+            yield tuple(group)
+
+
+def _paced(
+    groups: Iterable[tuple[Row, ...]], rate: float, clock: Clock
+) -> Iterator[tuple[Row, ...]]:
+    """Let each batch wait until the batches before it have used up their time."""
+    free_at = clock.elapsed()
+    for group in groups:
+        clock.sleep(max(0.0, free_at - clock.elapsed()))
+        free_at = max(free_at, clock.elapsed()) + len(group) / rate
+        yield group
+
+
+def _receipts(outcome: Mapping[tuple[object, ...], list[int]]) -> Iterator[Row]:
+    for (table_id, kind, result, error), (files, size) in outcome.items():
+        yield {
+            "table_id": table_id,
+            "kind": kind,
+            "outcome": result,
+            "files": files,
+            "bytes": size,
+            "error": error,
+        }
+
+
+def summarise(receipts: DataFrame) -> DataFrame:
+    """Add receipts of all tasks up; one row per table, kind and outcome, one error as an example."""
+    return receipts.groupBy("table_id", "kind", "outcome", "note").agg(
+        F.sum("files").alias("files"),
+        F.sum("bytes").alias("bytes"),
+        F.max("error").alias("error"),
+    )

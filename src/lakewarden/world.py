@@ -1,0 +1,39 @@
+"""Time and sleep, the only module that reads the system clock.
+
+One clock decides and deletes: `now` is read once at the top of an operation and passed down.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where time comes from."""
+
+    def now(self) -> datetime:
+        """Return the current instant, aware, in UTC."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        ...
+
+    def elapsed(self) -> float:
+        """Return seconds on a steady scale, for measuring durations."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def elapsed(self) -> float:
+        return time.perf_counter()
