@@ -1,1 +1,42 @@
-"""Lakewarden looks after versioned tables: Lance datasets, one at a time or a fleet in one job."""
+"""Lakewarden looks after versioned tables: Lance datasets, one at a time or a fleet in one job.
+
+    plan = lakewarden.plan_cleanup(spark, "s3://lake/events.lance", keep=10, older_than="14d")
+    receipt = lakewarden.execute(spark, plan)
+
+The names below are loaded when they are first used, so `import lakewarden` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lakewarden.maintenance.operations import (
+        execute,
+        load_plan,
+        plan_cleanup,
+        plan_orphans,
+        save_plan,
+    )
+    from lakewarden.maintenance.plan import Plan
+    from lakewarden.maintenance.removal import Receipt
+    from lakewarden.maintenance.safety import Breakers
+
+__version__ = "0.1.0"
+__all__ = [
+    "Breakers",
+    "Plan",
+    "Receipt",
+    "execute",
+    "load_plan",
+    "plan_cleanup",
+    "plan_orphans",
+    "save_plan",
+]
+_HOMES = {"Breakers": "safety", "Plan": "plan", "Receipt": "removal"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'lakewarden' has no attribute {name!r}")
+    home = import_module(f"lakewarden.maintenance.{_HOMES.get(name, 'operations')}")
+    return getattr(home, name)

@@ -1,4 +1,4 @@
-"""Time and sleep, the only module that reads the system clock.
+"""Time, sleep and ids: the only module that reads the system clock or invents anything.
 
 One clock decides and deletes: `now` is read once at the top of an operation and passed down.
 """
@@ -6,6 +6,7 @@ One clock decides and deletes: `now` is read once at the top of an operation and
 from __future__ import annotations
 
 import time
+import uuid
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -37,3 +38,8 @@ class SystemClock:
 
     def elapsed(self) -> float:
         return time.perf_counter()
+
+
+def fresh_id() -> str:
+    """Return an id nobody else has."""
+    return uuid.uuid4().hex

@@ -75,6 +75,7 @@ def test_other_kinds_are_not_counted(tmp_path: Path) -> None:
 def test_calls_are_numbered_across_processes(tmp_path: Path) -> None:
     faulty = pickle.loads(pickle.dumps(opener(tmp_path, 0)))
     with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
-        numbers = list(pool.map(count, [faulty.counter_path] * 200))
-    assert sorted(numbers) == list(range(1, 201))
-    assert faulty.plan.calls() == 200
+        # Large portions, so that the processes really meet.
+        numbers = list(pool.map(count, [faulty.counter_path] * 4000, chunksize=500))
+    assert sorted(numbers) == list(range(1, 4001))
+    assert faulty.plan.calls() == 4000

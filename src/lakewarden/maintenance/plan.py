@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from lakewarden.errors import ErrorKind, LakewardenError, NotFound, UsageError
+from lakewarden.errors import ErrorKind, NotFound, UsageError
 from lakewarden.model import RemovalStats, Verdict
-from lakewarden.pipeline.frames import ReadStores, Root, Stores
+from lakewarden.pipeline.frames import ReadStores, Root, Stores, from_micros
 from lakewarden.pipeline.listing import Unit
 from lakewarden.storage.location import Location
 
@@ -94,6 +95,30 @@ class Plan:
     def failed(self) -> list[TablePlan]:
         return [table for table in self.tables if table.error is not None]
 
+    def kept_versions(self, limit: int = 20) -> list[dict[str, Any]]:
+        """Return the kept versions worth showing: heads, then what refs hold, then the newest."""
+        held = F.col("reasons").contains("tag ") | F.col("reasons").contains("branch ")
+        rows = (
+            self.versions.filter(F.col("kept"))
+            .orderBy(
+                F.col("reasons").startswith("head").desc(), held.desc(), F.desc("version"), "branch"
+            )
+            .limit(limit)
+            .select("root_id", "branch", "version", "modified_us", "reasons")
+            .collect()
+        )
+        keys = {root.root_id: root.location.uri for root in self.roots}
+        return [
+            {
+                "table_key": keys[row.root_id],
+                "branch": row.branch,
+                "version": row.version,
+                "modified": from_micros(row.modified_us),
+                "reasons": row.reasons,
+            }
+            for row in rows
+        ]
+
     def _repr_html_(self) -> str:
         """Show the plan in a notebook."""
         head = (
@@ -125,8 +150,8 @@ def save(plan: Plan, directory: str, stores: Stores) -> None:
     stores(place).put(key, json.dumps(_header(plan), indent=1).encode())
 
 
-def load(spark: SparkSession, directory: str, stores: ReadStores) -> Plan:
-    """Read a saved plan back."""
+def read_header(directory: str, stores: ReadStores) -> tuple[list[Location], dict[str, Any]]:
+    """Return the places a saved plan is about, and its header."""
     place = Location.parse(directory)
     try:
         header = json.loads(stores(place).get(f"{place.path}/plan.json"))
@@ -136,7 +161,23 @@ def load(spark: SparkSession, directory: str, stores: ReadStores) -> Plan:
                 f"{place.uri} was written in plan format {header['format']}, this release reads "
                 f"{FORMAT}; make the plan again",
             )
-        uri = _spark_uri(place)
+        return [Location.parse(root["location"]) for root in header["roots"]], header
+    except NotFound as error:
+        raise UsageError(
+            ErrorKind.PLAN_INVALID,
+            f"{place.uri} holds no plan (plan.json is missing); make one with --save-plan",
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            ErrorKind.PLAN_INVALID, f"{place.uri}/plan.json cannot be read ({error}); plan again"
+        ) from error
+
+
+def load(spark: SparkSession, directory: str, stores: ReadStores) -> Plan:
+    """Read a saved plan back."""
+    _, header = read_header(directory, stores)
+    uri = _spark_uri(Location.parse(directory))
+    try:
         return Plan(
             operation=header["operation"],
             made_at=datetime.fromisoformat(header["made_at"]),
@@ -147,19 +188,13 @@ def load(spark: SparkSession, directory: str, stores: ReadStores) -> Plan:
             directories=[Location.parse(uri) for uri in header["directories"]],
             files=spark.read.parquet(f"{uri}/files"),
             versions=spark.read.parquet(f"{uri}/versions"),
-            requests={},
-            seconds={},
+            requests=header["requests"],
+            seconds=header["seconds"],
         )
-    except NotFound as error:
+    except (ValueError, KeyError, TypeError, AnalysisException) as error:
+        first = str(error).strip().splitlines()[0]
         raise UsageError(
-            ErrorKind.PLAN_INVALID,
-            f"{place.uri} holds no plan (plan.json is missing); make one with --save-plan",
-        ) from error
-    except LakewardenError:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            ErrorKind.PLAN_INVALID, f"{place.uri}/plan.json cannot be read ({error}); plan again"
+            ErrorKind.PLAN_INVALID, f"{directory} is no whole plan ({first}); plan again"
         ) from error
 
 

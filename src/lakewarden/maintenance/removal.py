@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from lakewarden.errors import ErrorKind, LakewardenError, UsageError
+from lakewarden.errors import ErrorKind, Exit, LakewardenError, UsageError
 from lakewarden.maintenance.cleanup import removal_of
 from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.safety import Breakers
@@ -82,6 +82,35 @@ class Receipt:
     @property
     def outdated(self) -> list[TableReceipt]:
         return [table for table in self.tables if table.outdated]
+
+    @property
+    def exit_code(self) -> Exit:
+        """What a program should be told."""
+        if not self.failed:
+            return Exit.DONE
+        if len(self.outdated) == len(self.failed):
+            return Exit.CONFLICT
+        changed = self.removed.files_removed > 0
+        return Exit.PARTIAL if changed or len(self.failed) < len(self.tables) else Exit.REFUSED
+
+    def followed_by(self, later: Receipt) -> Receipt:
+        """Return this receipt with what a later run over the same tables added."""
+        before = {table.table_key: table for table in self.tables}
+        tables = [
+            replace(table, removed=before[table.table_key].removed + table.removed)
+            if table.table_key in before
+            else table
+            for table in later.tables
+        ]
+        requests = {
+            kind: self.requests.get(kind, 0) + later.requests.get(kind, 0)
+            for kind in {**self.requests, **later.requests}
+        }
+        seconds = {
+            stage: self.seconds.get(stage, 0.0) + later.seconds.get(stage, 0.0)
+            for stage in {**self.seconds, **later.seconds}
+        }
+        return Receipt(self.operation, tables, requests, seconds)
 
 
 def execute(

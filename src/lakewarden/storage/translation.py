@@ -86,6 +86,10 @@ def _diagnosed(error: Exception, said: str) -> tuple[ErrorKind, str]:
             f"the store refused the credentials or they lack the permission ({said}); check the keys "
             "and the bucket's policy"
         )
+    if "error sending request" in text and not status:
+        return ErrorKind.STORAGE, (
+            "the endpoint did not answer; check its address, the region and the network"
+        )
     return ErrorKind.STORAGE, f"{said}; {_advice(text)}"
 
 
@@ -122,10 +126,8 @@ def short(text: str) -> str:
 
 
 def _advice(text: str) -> str:
-    if "region" in text:
+    if "configured region" in text:
         return "set the bucket's region with the storage option region"
     if "builder error" in text:
         return "check the endpoint; plain http needs the storage option allow_http=true"
-    if "error sending request" in text:
-        return "the endpoint did not answer, check its address and the network"
     return "try again later"

@@ -1,0 +1,1 @@
+"""The command line: `main` parses and calls, `output` renders, `session` starts Spark, `demo` shows."""

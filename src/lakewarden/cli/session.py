@@ -1,0 +1,143 @@
+"""Starts Spark: local and sized to the machine, on a cluster, or through Spark Connect."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lakewarden.errors import ErrorKind, LakewardenError, UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Java releases that Spark 4.1 runs Arrow functions on.
+_JAVA_OLDEST, _JAVA_NEWEST = 17, 24
+_GIB = 1024**3
+#: A short life: compile fast, collect with one thread, share what the JDK has archived.
+_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Where Spark runs: `master` for a cluster, `remote` for Spark Connect, neither for here."""
+
+    master: str | None = None
+    remote: str | None = None
+    conf: Mapping[str, str] | None = None
+
+    @property
+    def words(self) -> str:
+        return self.remote or self.master or f"local Spark, {cores()} cores"
+
+
+def cores() -> int:
+    """Return the processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def tasks_for(spark: SparkSession, engine: Engine) -> int:
+    """Return how many tasks a stage is cut into."""
+    asked = (engine.conf or {}).get("lakewarden.tasks")
+    if asked is not None:
+        return max(1, int(asked))
+    if engine.master is None and engine.remote is None:
+        return 2 * cores()
+    # DataFrame API only: the number of executors is not ours to ask, their default is.
+    parallelism = spark.conf.get("spark.default.parallelism", "") or ""
+    return int(parallelism) if parallelism.isdigit() else 16
+
+
+def start(engine: Engine) -> SparkSession:
+    """Start a session, or raise one clear line."""
+    if engine.master and engine.remote:
+        raise UsageError(ErrorKind.USAGE, "--master and --remote exclude each other; give one")
+    if engine.remote is None:
+        _check_java(os.environ)
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("lakewarden")
+    if engine.remote is not None:
+        builder = builder.remote(engine.remote)
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.master(engine.master or f"local[{cores()}]")
+        for name, value in _settings(engine).items():
+            builder = builder.config(name, value)
+    for name, value in (engine.conf or {}).items():
+        builder = builder.config(name, value)
+    log = Path(tempfile.gettempdir()) / f"lakewarden-spark-{os.getpid()}.log"
+    try:
+        with _errors_to(log):
+            return builder.getOrCreate()
+    except (PySparkException, RuntimeError, OSError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise LakewardenError(
+            ErrorKind.SPARK,
+            f"Spark did not start on {engine.words} ({first}); see {log}, check --master or --remote",
+        ) from error
+
+
+def _settings(engine: Engine) -> dict[str, str]:
+    log4j = Path(__file__).with_name("log4j2.properties").as_uri()
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} -Dlog4j2.configurationFile={log4j}",
+    }
+    if engine.master is None:
+        settings |= {
+            "spark.driver.memory": f"{max(1, min(8, _memory() // _GIB // 4))}g",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(2 * cores()),
+            # Forks workers from a process that has the imports done.
+            "spark.python.daemon.module": "lakewarden.pipeline.daemon",
+        }
+    return settings
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 4 * _GIB
+
+
+def _check_java(environ: Mapping[str, str]) -> None:
+    """Tell what is wrong with Java before Spark does it in forty lines."""
+    advice = "install a JRE from 17 to 24 (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+    home = environ.get("JAVA_HOME")
+    binary = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    if binary is None:
+        where = f"in JAVA_HOME ({home})" if home else "on PATH"
+        raise LakewardenError(ErrorKind.SPARK, f"no java found {where}, which Spark needs; {advice}")
+    release = Path(binary).resolve().parent.parent / "release"
+    found = re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', release.read_text()) if release.is_file() else None
+    if found and not _JAVA_OLDEST <= int(found[1]) <= _JAVA_NEWEST:
+        raise LakewardenError(
+            ErrorKind.SPARK, f"Java {found[1]} was found ({binary}), which Spark 4.1 does not run on; {advice}"
+        )
+
+
+@contextmanager
+def _errors_to(log: Path) -> Iterator[None]:
+    """Give the Java process a file as standard error: its start-up talk is not the user's."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
