@@ -1,7 +1,49 @@
-"""Fixtures and Hypothesis profiles that every level shares."""
+"""Fixtures for all levels: one Spark session, and operations bound to it."""
 
-from hypothesis import settings
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lakewarden.maintenance.plan import Plan
+    from lakewarden.maintenance.removal import Receipt
 
 settings.register_profile("dev", max_examples=50, deadline=None)
-settings.register_profile("ci", max_examples=200, deadline=None)
-settings.load_profile("dev")
+settings.register_profile(
+    "ci", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("nightly", max_examples=5000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The session the command line would start, shared by all tests of a process."""
+    from lakewarden.cli.session import Engine, start
+
+    session = start(Engine())
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def clean(spark: SparkSession) -> Callable[..., tuple[Plan, Receipt]]:
+    """Plan and execute cleanup of the given targets; writers' margin off unless asked for."""
+    import lakewarden
+
+    def run(targets: str | Path | list[str], **rules: Any) -> tuple[Plan, Receipt]:
+        named = targets if isinstance(targets, list) else [str(targets)]
+        plan = lakewarden.plan_cleanup(spark, named, **{"min_age": "0s", "tasks": 4, **rules})
+        return plan, lakewarden.execute(
+            spark, plan, tasks=4, storage_options=rules.get("storage_options")
+        )
+
+    return run

@@ -121,7 +121,8 @@ def parse_duration(text: str) -> timedelta:
     readable = parts and "".join(_PART.split(words)[::3]) == ""
     if not readable or any(unit not in _UNIT_SECONDS for _, unit in parts):
         raise UsageError(
-            ErrorKind.USAGE, f"cannot read {text!r} as a duration; write it like 14d, 36h, 90m or 0s"
+            ErrorKind.USAGE,
+            f"cannot read {text!r} as a duration; write it like 14d, 36h, 90m or 0s",
         )
     seconds = sum(int(number) * _UNIT_SECONDS[unit] for number, unit in parts)
     if seconds > _LONGEST_SECONDS:

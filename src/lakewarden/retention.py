@@ -61,7 +61,9 @@ class Policy:
             raise UsageError(
                 ErrorKind.USAGE, "--versions needs one or more version numbers from 1 to 2^63-1"
             )
-        if any(span is not None and span < timedelta(0) for span in (self.older_than, self.min_age)):
+        if any(
+            span is not None and span < timedelta(0) for span in (self.older_than, self.min_age)
+        ):
             raise UsageError(ErrorKind.USAGE, "a duration cannot be negative; write 0s for none")
 
     def describe(self) -> str:

@@ -51,7 +51,9 @@ def show(*, keep_directory: bool) -> None:
         targets = parse_targets([str(root)], recursive=True)
         policy = Policy(older_than=timedelta(days=14), keep=5, on_tagged=OnTagged.KEEP)
 
-        _say(f"\n$ lakewarden cleanup {root} --recursive --older-than 14d --keep 5 --on-tagged keep")
+        _say(
+            f"\n$ lakewarden cleanup {root} --recursive --older-than 14d --keep 5 --on-tagged keep"
+        )
         plan = cleanup.plan(targets, cleanup.Cleanup(policy), reading, now=clock.now())
         _say(output.plan_text(plan, []))
         _say("preview: nothing was changed; add --confirm to remove")
@@ -99,7 +101,9 @@ def _build(lance: Any, root: Path, now: float) -> None:
     for step in range(25):
         lance.write_dataset(_rows(step, 200), str(prices), mode="overwrite" if step else "create")
     _grow(lance, root / "users.lance", versions=12)
-    clone = lance.dataset(str(root / "users.lance")).shallow_clone(str(root / "users-test.lance"), 3)
+    clone = lance.dataset(str(root / "users.lance")).shallow_clone(
+        str(root / "users-test.lance"), 3
+    )
     lance.write_dataset(_rows(5000, 10), clone, mode="append")
     _age(root, now)
 
@@ -137,7 +141,8 @@ def _lance() -> Any:
         import lance.fragment
     except ImportError as error:
         raise LakewardenError(
-            ErrorKind.USAGE, "the demo writes Lance tables and needs pylance; pip install 'lakewarden[lance]'"
+            ErrorKind.USAGE,
+            "the demo writes Lance tables and needs pylance; pip install 'lakewarden[lance]'",
         ) from error
     return lance
 

@@ -54,24 +54,85 @@ class AgeFrom(StrEnum):
     commit = "commit"
 
 
-TargetsArg = Annotated[list[str], typer.Argument(help="Tables: paths or URIs (/data/t.lance, s3://b/t.lance).", show_default=False)]
+TargetsArg = Annotated[
+    list[str],
+    typer.Argument(
+        help="Tables: paths or URIs (/data/t.lance, s3://b/t.lance).", show_default=False
+    ),
+]
 TargetArg = Annotated[str, typer.Argument(help="A table: path or URI.", show_default=False)]
-JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")]
+JsonOpt = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")
+]
 QuietOpt = Annotated[bool, typer.Option("--quiet", help="Do not echo the target.")]
-ConfirmOpt = Annotated[bool, typer.Option("--confirm", help="Do it; without this only the plan is shown.")]
-YesOpt = Annotated[bool, typer.Option("--yes", help="Consent to deleting on a store that is not local.")]
-StorageOpt = Annotated[list[str], typer.Option("--storage-option", metavar="K=V", help="Credentials, endpoint and so on; repeatable.")]
-RecursiveOpt = Annotated[bool, typer.Option("--recursive", "-r", help="Targets are directories; take every table below.")]
-ProtectOpt = Annotated[list[str], typer.Option("--protect", metavar="URI", help="Read this table too, for what it needs, but do not change it; repeatable.")]
-ExcludeOpt = Annotated[list[str], typer.Option("--exclude", metavar="GLOB", help="Leave tables alone whose URI or name matches; repeatable.")]
-MasterOpt = Annotated[str | None, typer.Option("--master", metavar="URL", help="Run on this Spark cluster.")]
-RemoteOpt = Annotated[str | None, typer.Option("--remote", metavar="URL", help="Run through this Spark Connect server (sc://host).")]
-ConfOpt = Annotated[list[str], typer.Option("--conf", metavar="K=V", help="A Spark setting; repeatable.")]
-RateOpt = Annotated[float | None, typer.Option("--rate-limit", metavar="N", help="Delete at most N keys a second.")]
-MaxFilesOpt = Annotated[int | None, typer.Option("--max-delete-files", metavar="N", help="Refuse a plan that deletes more files.")]
-MaxBytesOpt = Annotated[int | None, typer.Option("--max-delete-bytes", metavar="N", help="Refuse a plan that deletes more bytes.")]
-MaxShareOpt = Annotated[float | None, typer.Option("--max-delete-share", metavar="X", help="Refuse a plan that deletes a larger share of all files (0 to 1).")]
-SavePlanOpt = Annotated[str | None, typer.Option("--save-plan", metavar="DIR", help="Write the plan there, for `lakewarden apply`.")]
+ConfirmOpt = Annotated[
+    bool, typer.Option("--confirm", help="Do it; without this only the plan is shown.")
+]
+YesOpt = Annotated[
+    bool, typer.Option("--yes", help="Consent to deleting on a store that is not local.")
+]
+StorageOpt = Annotated[
+    list[str],
+    typer.Option(
+        "--storage-option", metavar="K=V", help="Credentials, endpoint and so on; repeatable."
+    ),
+]
+RecursiveOpt = Annotated[
+    bool, typer.Option("--recursive", "-r", help="Targets are directories; take every table below.")
+]
+ProtectOpt = Annotated[
+    list[str],
+    typer.Option(
+        "--protect",
+        metavar="URI",
+        help="Read this table too, for what it needs, but do not change it; repeatable.",
+    ),
+]
+ExcludeOpt = Annotated[
+    list[str],
+    typer.Option(
+        "--exclude",
+        metavar="GLOB",
+        help="Leave tables alone whose URI or name matches; repeatable.",
+    ),
+]
+MasterOpt = Annotated[
+    str | None, typer.Option("--master", metavar="URL", help="Run on this Spark cluster.")
+]
+RemoteOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--remote", metavar="URL", help="Run through this Spark Connect server (sc://host)."
+    ),
+]
+ConfOpt = Annotated[
+    list[str], typer.Option("--conf", metavar="K=V", help="A Spark setting; repeatable.")
+]
+RateOpt = Annotated[
+    float | None, typer.Option("--rate-limit", metavar="N", help="Delete at most N keys a second.")
+]
+MaxFilesOpt = Annotated[
+    int | None,
+    typer.Option("--max-delete-files", metavar="N", help="Refuse a plan that deletes more files."),
+]
+MaxBytesOpt = Annotated[
+    int | None,
+    typer.Option("--max-delete-bytes", metavar="N", help="Refuse a plan that deletes more bytes."),
+]
+MaxShareOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--max-delete-share",
+        metavar="X",
+        help="Refuse a plan that deletes a larger share of all files (0 to 1).",
+    ),
+]
+SavePlanOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--save-plan", metavar="DIR", help="Write the plan there, for `lakewarden apply`."
+    ),
+]
 ServerOpt = Annotated[str | None, typer.Option("--server", hidden=True)]
 
 
@@ -88,18 +149,64 @@ class Consent:
 @app.command()
 def cleanup(
     targets: TargetsArg,
-    older_than: Annotated[str | None, typer.Option("--older-than", metavar="AGE", help="Versions older than this may go (14d, 36h).")] = None,
-    keep: Annotated[int | None, typer.Option("--keep", metavar="N", help="The last N versions stay.")] = None,
-    before_version: Annotated[int | None, typer.Option("--before-version", metavar="N", help="Versions below N may go.")] = None,
-    versions: Annotated[str | None, typer.Option("--versions", metavar="3,4", help="Only these versions may go.")] = None,
-    on_tagged: Annotated[OnTagged, typer.Option("--on-tagged", help="A tagged version that would go: stop, or keep it.")] = OnTagged.error,
-    min_age: Annotated[str, typer.Option("--min-age", metavar="AGE", help="Younger versions stay whatever the policy says: writers may build on them.")] = "1h",
-    unverified_after: Annotated[str, typer.Option("--unverified-after", metavar="AGE", help="Files no version names go after this long.")] = "7d",
-    delete_unverified: Annotated[bool, typer.Option("--delete-unverified", help="Files no version names go at once. Only without any active writer!")] = False,
-    age_from: Annotated[AgeFrom, typer.Option("--age-from", help="A version's age: the store's time (no manifest opened) or the time written inside.")] = AgeFrom.store,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than", metavar="AGE", help="Versions older than this may go (14d, 36h)."
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep", metavar="N", help="The last N versions stay.")
+    ] = None,
+    before_version: Annotated[
+        int | None, typer.Option("--before-version", metavar="N", help="Versions below N may go.")
+    ] = None,
+    versions: Annotated[
+        str | None, typer.Option("--versions", metavar="3,4", help="Only these versions may go.")
+    ] = None,
+    on_tagged: Annotated[
+        OnTagged,
+        typer.Option("--on-tagged", help="A tagged version that would go: stop, or keep it."),
+    ] = OnTagged.error,
+    min_age: Annotated[
+        str,
+        typer.Option(
+            "--min-age",
+            metavar="AGE",
+            help="Younger versions stay whatever the policy says: writers may build on them.",
+        ),
+    ] = "1h",
+    unverified_after: Annotated[
+        str,
+        typer.Option(
+            "--unverified-after", metavar="AGE", help="Files no version names go after this long."
+        ),
+    ] = "7d",
+    delete_unverified: Annotated[
+        bool,
+        typer.Option(
+            "--delete-unverified",
+            help="Files no version names go at once. Only without any active writer!",
+        ),
+    ] = False,
+    age_from: Annotated[
+        AgeFrom,
+        typer.Option(
+            "--age-from",
+            help="A version's age: the store's time (no manifest opened) or the time written inside.",
+        ),
+    ] = AgeFrom.store,
     branch: Annotated[str, typer.Option("--branch", help="Clean this branch.")] = MAIN,
-    clean_referenced_branches: Annotated[bool, typer.Option("--clean-referenced-branches", help="Clean branches below too, by the rules they carry.")] = False,
-    expire_detached: Annotated[bool, typer.Option("--expire-detached", help="Detached versions may go by --older-than, too.")] = False,
+    clean_referenced_branches: Annotated[
+        bool,
+        typer.Option(
+            "--clean-referenced-branches", help="Clean branches below too, by the rules they carry."
+        ),
+    ] = False,
+    expire_detached: Annotated[
+        bool,
+        typer.Option("--expire-detached", help="Detached versions may go by --older-than, too."),
+    ] = False,
     recursive: RecursiveOpt = False,
     protect: ProtectOpt = [],  # noqa: B006
     exclude: ExcludeOpt = [],  # noqa: B006
@@ -145,7 +252,9 @@ def cleanup(
         branch=branch,
         clean_referenced_branches=clean_referenced_branches,
     )
-    request = Cleanup(policy, parse_duration(unverified_after), delete_unverified, age_from is AgeFrom.commit)
+    request = Cleanup(
+        policy, parse_duration(unverified_after), delete_unverified, age_from is AgeFrom.commit
+    )
     _remove(
         _targets(targets, recursive, protect, exclude),
         request,
@@ -161,8 +270,16 @@ def cleanup(
 @app.command("remove-orphans")
 def remove_orphans(
     targets: TargetsArg,
-    older_than: Annotated[str, typer.Option("--older-than", metavar="AGE", help="Files must be older than this.")] = "7d",
-    unsafe_below_floor: Annotated[bool, typer.Option("--unsafe-below-floor", help="Allow an age below 24 hours. Only without any active writer!")] = False,
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="Files must be older than this.")
+    ] = "7d",
+    unsafe_below_floor: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-below-floor",
+            help="Allow an age below 24 hours. Only without any active writer!",
+        ),
+    ] = False,
     recursive: RecursiveOpt = False,
     protect: ProtectOpt = [],  # noqa: B006
     exclude: ExcludeOpt = [],  # noqa: B006
@@ -209,7 +326,9 @@ def remove_orphans(
 
 @app.command()
 def apply(
-    directory: Annotated[str, typer.Argument(help="A directory written by --save-plan.", show_default=False)],
+    directory: Annotated[
+        str, typer.Argument(help="A directory written by --save-plan.", show_default=False)
+    ],
     confirm: ConfirmOpt = False,
     yes: YesOpt = False,
     rate_limit: RateOpt = None,
@@ -253,7 +372,9 @@ def apply(
 @app.command()
 def versions(
     target: TargetArg,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="Show the newest N; 0 for all.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="Show the newest N; 0 for all.")
+    ] = 20,
     storage_option: StorageOpt = [],  # noqa: B006
     json: JsonOpt = False,
 ) -> None:
@@ -297,7 +418,9 @@ def refs(
 
 @app.command()
 def demo(
-    keep_directory: Annotated[bool, typer.Option("--keep-directory", help="Leave the tables there to look at.")] = False,
+    keep_directory: Annotated[
+        bool, typer.Option("--keep-directory", help="Leave the tables there to look at.")
+    ] = False,
 ) -> None:
     """Build small tables in a temporary directory, clean them, and prove nothing was lost."""
     from lakewarden.cli.demo import show
@@ -307,7 +430,12 @@ def demo(
 
 @storage_app.command("validate")
 def validate_storage(
-    uri: Annotated[str, typer.Argument(help="A place you may write to: s3://bucket/prefix, /path.", show_default=False)],
+    uri: Annotated[
+        str,
+        typer.Argument(
+            help="A place you may write to: s3://bucket/prefix, /path.", show_default=False
+        ),
+    ],
     storage_option: StorageOpt = [],  # noqa: B006
     json: JsonOpt = False,
 ) -> None:
@@ -327,7 +455,11 @@ def validate_storage(
     store = _opening(_pairs(storage_option, "--storage-option"))(place)
     outcomes = validate(store, place, ids=fresh_id)
     if json:
-        output.to_stdout(output.document("storage_validation", location=place.uri, checks=[asdict(one) for one in outcomes]))
+        output.to_stdout(
+            output.document(
+                "storage_validation", location=place.uri, checks=[asdict(one) for one in outcomes]
+            )
+        )
     else:
         output.to_stdout(output.outcomes_text(outcomes))
     if not all(one.ok for one in outcomes):
@@ -395,7 +527,9 @@ def _ask(places: Sequence[Any], consent: Consent) -> None:
             ErrorKind.CONSENT,
             "the target is not local and nobody is here to ask; nothing was touched: add --yes to consent",
         )
-    typer.confirm("Delete from a store that is not local, as the plan will say?", abort=True, err=True)
+    typer.confirm(
+        "Delete from a store that is not local, as the plan will say?", abort=True, err=True
+    )
 
 
 def _start(engine: Engine, options: dict[str, str], consent: Consent) -> Reading:
@@ -482,7 +616,9 @@ def _pairs(values: list[str], option: str) -> dict[str, str]:
     for value in values:
         name, sign, text = value.partition("=")
         if not sign or not name.strip():
-            raise UsageError(ErrorKind.USAGE, f"{option} {name!r} has no '='; write it as name=value")
+            raise UsageError(
+                ErrorKind.USAGE, f"{option} {name!r} has no '='; write it as name=value"
+            )
         pairs[name.strip()] = text
     return pairs
 
@@ -498,13 +634,16 @@ def _numbers(text: str) -> frozenset[int]:
 
 def _check_rate(rate_limit: float | None) -> None:
     if rate_limit is not None and not 0 < rate_limit < float("inf"):
-        raise UsageError(ErrorKind.USAGE, f"--rate-limit is {rate_limit:g}; it must be above 0 keys a second")
+        raise UsageError(
+            ErrorKind.USAGE, f"--rate-limit is {rate_limit:g}; it must be above 0 keys a second"
+        )
 
 
 def _refuse_server(server: str | None) -> None:
     if server is not None:
         raise UsageError(
-            ErrorKind.USAGE, "maintenance needs direct storage access; name the table's own URI, not --server"
+            ErrorKind.USAGE,
+            "maintenance needs direct storage access; name the table's own URI, not --server",
         )
 
 

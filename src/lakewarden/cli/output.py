@@ -54,7 +54,9 @@ def document(message_type: str, **facts: Any) -> str:
 
 
 def error_document(error: LakewardenError) -> str:
-    return document("error", kind=error.kind.value, message=error.message, exit_code=int(error.exit_code))
+    return document(
+        "error", kind=error.kind.value, message=error.message, exit_code=int(error.exit_code)
+    )
 
 
 # -- plans ---------------------------------------------------------------------------------------
@@ -114,7 +116,11 @@ def _one_table(table: TablePlan, kept: Sequence[Mapping[str, Any]]) -> list[str]
     lines = [f"keep     {table.versions_kept:,} of {count_text(total, 'version')}"]
     for row in kept[:_VERSIONS_SHOWN]:
         when = _moment(row["modified"])
-        name = f"v{row['version']}" if row["branch"] == "main" else f"v{row['version']}@{row['branch']}"
+        name = (
+            f"v{row['version']}"
+            if row["branch"] == "main"
+            else f"v{row['version']}@{row['branch']}"
+        )
         lines.append(f"  {name:<12} {when}   {row['reasons']}")
     if table.versions_kept > len(kept[:_VERSIONS_SHOWN]):
         lines.append(f"  … and {table.versions_kept - len(kept[:_VERSIONS_SHOWN]):,} more")
@@ -127,7 +133,9 @@ def _one_table(table: TablePlan, kept: Sequence[Mapping[str, Any]]) -> list[str]
     if table.kept_unknown_age:
         lines.append(f"keep     {count_text(table.kept_unknown_age, 'file')} of unknown age")
     if table.kept_unknown_kind:
-        lines.append(f"keep     {count_text(table.kept_unknown_kind, 'file')} of a kind Lance does not write")
+        lines.append(
+            f"keep     {count_text(table.kept_unknown_kind, 'file')} of a kind Lance does not write"
+        )
     lines += [f"warning  {warning}" for warning in table.warnings]
     if table.skipped:
         lines.append(f"skipped  {table.skipped}")
@@ -147,7 +155,9 @@ def _many_tables(plan: Plan) -> list[str]:
             f"{count_text(table.removal.files_removed, 'file')}, {size_text(table.removal.bytes_removed)}"
         )
     if len(interesting) > _TABLES_SHOWN:
-        lines.append(f"  … and {len(interesting) - _TABLES_SHOWN:,} more tables with something to remove")
+        lines.append(
+            f"  … and {len(interesting) - _TABLES_SHOWN:,} more tables with something to remove"
+        )
     idle = len(plan.tables) - len(interesting) - len(plan.failed)
     if idle:
         lines.append(f"  {count_text(idle, 'table')} with nothing to remove")
@@ -183,7 +193,14 @@ def receipt_json(receipt: Receipt) -> str:
         row: dict[str, Any] = {"table_key": table.table_key, **asdict(table.removed)}
         row |= {
             name: getattr(table, name)
-            for name in ("failed_deletes", "kept_unverified", "kept_unknown_age", "skipped", "error", "error_kind")
+            for name in (
+                "failed_deletes",
+                "kept_unverified",
+                "kept_unknown_age",
+                "skipped",
+                "error",
+                "error_kind",
+            )
         }
         rows.append(_with_requests(row, receipt.tables, receipt.requests))
     return document(
@@ -223,7 +240,11 @@ def versions_text(seen: Look, limit: int | None) -> str:
     shown = seen.versions if limit is None else seen.versions[:limit]
     lines = []
     for version in shown:
-        name = f"v{version.number}" if version.branch == "main" else f"v{version.number}@{version.branch}"
+        name = (
+            f"v{version.number}"
+            if version.branch == "main"
+            else f"v{version.number}@{version.branch}"
+        )
         notes = (["detached"] if version.detached else []) + seen.names_of(version)
         lines.append(f"{name:<12} {_moment(version.modified)}   {', '.join(notes)}".rstrip())
     if len(shown) < len(seen.versions):
@@ -267,11 +288,14 @@ def refs_json(place: Location, seen: Look) -> str:
 
 def outcomes_text(outcomes: Sequence[CheckOutcome]) -> str:
     lines = [
-        f"{'ok    ' if one.ok else 'BROKEN'}   {one.guarantee}" + (f" ({one.detail})" if one.detail else "")
+        f"{'ok    ' if one.ok else 'BROKEN'}   {one.guarantee}"
+        + (f" ({one.detail})" if one.detail else "")
         for one in outcomes
     ]
     broken = sum(not one.ok for one in outcomes)
-    last = f"{broken} of {len(outcomes)} guarantees are missing" if broken else "all guarantees hold"
+    last = (
+        f"{broken} of {len(outcomes)} guarantees are missing" if broken else "all guarantees hold"
+    )
     return "\n".join([*lines, last])
 
 

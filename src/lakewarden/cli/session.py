@@ -120,12 +120,19 @@ def _check_java(environ: Mapping[str, str]) -> None:
     binary = shutil.which("java", path=str(Path(home) / "bin") if home else None)
     if binary is None:
         where = f"in JAVA_HOME ({home})" if home else "on PATH"
-        raise LakewardenError(ErrorKind.SPARK, f"no java found {where}, which Spark needs; {advice}")
+        raise LakewardenError(
+            ErrorKind.SPARK, f"no java found {where}, which Spark needs; {advice}"
+        )
     release = Path(binary).resolve().parent.parent / "release"
-    found = re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', release.read_text()) if release.is_file() else None
+    found = (
+        re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', release.read_text())
+        if release.is_file()
+        else None
+    )
     if found and not _JAVA_OLDEST <= int(found[1]) <= _JAVA_NEWEST:
         raise LakewardenError(
-            ErrorKind.SPARK, f"Java {found[1]} was found ({binary}), which Spark 4.1 does not run on; {advice}"
+            ErrorKind.SPARK,
+            f"Java {found[1]} was found ({binary}), which Spark 4.1 does not run on; {advice}",
         )
 
 

@@ -81,7 +81,9 @@ def plan(targets: Targets, request: Cleanup, reading: Reading, *, now: datetime)
         roots=found.roots,
         units=found.units,
         directories=targets.directories,
-        files=judged.filter(F.col("verdict") != classification.MISSING).select(*classification.VERDICTS),
+        files=judged.filter(F.col("verdict") != classification.MISSING).select(
+            *classification.VERDICTS
+        ),
         versions=found.versions,
         requests=costs.requests,
         seconds=costs.seconds,

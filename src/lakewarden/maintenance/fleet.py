@@ -50,12 +50,16 @@ def parse_targets(
 ) -> Targets:
     """Normalise what the user wrote.  The same place in two spellings counts once."""
     if not targets:
-        raise UsageError(ErrorKind.USAGE, "no target given; name a table, or a directory with --recursive")
+        raise UsageError(
+            ErrorKind.USAGE, "no target given; name a table, or a directory with --recursive"
+        )
     places = tuple(dict.fromkeys(Location.parse(target) for target in targets))
     protected = tuple(dict.fromkeys(Location.parse(target) for target in protect))
     if recursive:
         return Targets((), (*places, *protected), protected, tuple(exclude))
-    return Targets((*places, *(p for p in protected if p not in places)), (), protected, tuple(exclude))
+    return Targets(
+        (*places, *(p for p in protected if p not in places)), (), protected, tuple(exclude)
+    )
 
 
 def refuse_overlaps(places: Iterable[Location]) -> None:
@@ -83,7 +87,9 @@ def _ranges(directory: Location, stores: ReadStores) -> list[Unit]:
     """Cut a directory between its subdirectories into ranges of about equal number."""
     names, objects = stores(directory).list_directory(directory.path)
     if not names and not objects:
-        raise NotFound(f"{directory.uri} does not exist or is empty; check the path and credentials")
+        raise NotFound(
+            f"{directory.uri} does not exist or is empty; check the path and credentials"
+        )
     prefix = f"{directory.path}/" if directory.path else ""
     if "_versions" in names or not names:
         return [Unit(directory)]
@@ -119,7 +125,9 @@ def tables_above(places: Iterable[Location], stores: ReadStores) -> dict[Locatio
     """Return, for each place that lies inside a table, that table (a branch is no table)."""
     chains = {place: _ancestors(place) for place in places}
     distinct = list(dict.fromkeys(above for chain in chains.values() for above in chain))
-    holds = dict(zip(distinct, concurrently(lambda above: _is_table(above, stores), distinct), strict=True))
+    holds = dict(
+        zip(distinct, concurrently(lambda above: _is_table(above, stores), distinct), strict=True)
+    )
     found: dict[Location, Location] = {}
     for place, chain in chains.items():
         owner = next((above for above in chain if holds[above]), None)

@@ -1,10 +1,10 @@
 """The Python front door: plan and execute with a Spark session of the caller's.
 
-    import lakewarden
+import lakewarden
 
-    plan = lakewarden.plan_cleanup(spark, ["s3://lake/events.lance"], keep=10, older_than="14d")
-    plan.files.filter("verdict = 'delete'").show()
-    receipt = lakewarden.execute(spark, plan)
+plan = lakewarden.plan_cleanup(spark, ["s3://lake/events.lance"], keep=10, older_than="14d")
+plan.files.filter("verdict = 'delete'").show()
+receipt = lakewarden.execute(spark, plan)
 """
 
 from __future__ import annotations
@@ -127,7 +127,10 @@ def _targets(
 
 
 def _reading(
-    spark: SparkSession, options: Mapping[str, str] | None, tasks: int, progress: Progress | None = None
+    spark: SparkSession,
+    options: Mapping[str, str] | None,
+    tasks: int,
+    progress: Progress | None = None,
 ) -> Reading:
     opening = Opener(dict(options or {}))
     return Reading(spark, opening, SystemClock(), tasks, progress or (lambda stage, detail: None))

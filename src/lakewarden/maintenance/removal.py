@@ -114,11 +114,17 @@ class Receipt:
 
 
 def execute(
-    plan: Plan, reading: Reading, *, breakers: Breakers | None = None, rate_limit: float | None = None
+    plan: Plan,
+    reading: Reading,
+    *,
+    breakers: Breakers | None = None,
+    rate_limit: float | None = None,
 ) -> Receipt:
     """Delete what the plan says, and nothing else; a table that changed meanwhile is left alone."""
     if rate_limit is not None and rate_limit <= 0:
-        raise UsageError(ErrorKind.USAGE, f"--rate-limit is {rate_limit:g}; it must be above 0 keys/s")
+        raise UsageError(
+            ErrorKind.USAGE, f"--rate-limit is {rate_limit:g}; it must be above 0 keys/s"
+        )
     check(plan, breakers or Breakers())
     costs = Costs()
     going = {table.table_id: table for table in plan.tables if table.goes_ahead}
@@ -187,10 +193,15 @@ def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]
     newcomers = _newcomers(plan, listed, units, roots)
     objects = pin(listing.identify(data_rows(listed), units, [*roots, *newcomers]))
     changed = _unlisted(errors_in(noted, "unit", "key"), units, roots)
-    now = {row.root_id: row.mark for row in objects.groupBy("root_id").agg(refs_mark().alias("mark")).collect()}
+    now = {
+        row.root_id: row.mark
+        for row in objects.groupBy("root_id").agg(refs_mark().alias("mark")).collect()
+    }
     for root, table in zip(roots, plan.tables, strict=True):
         if table.error is None and now.get(root.root_id) != table.refs_mark:
-            changed.setdefault(root.table_id, "a tag or branch was made, moved or deleted meanwhile")
+            changed.setdefault(
+                root.table_id, "a tag or branch was made, moved or deleted meanwhile"
+            )
     return _contradicted(plan, objects, [*roots, *newcomers], reading, costs) | changed
 
 
@@ -321,7 +332,9 @@ def _receipts(
             message = f"{failed} file(s) could not be deleted ({example}); run again to retry them"
             receipt = replace(receipt, error=message, error_kind=ErrorKind.STORAGE.value)
         if table.table_id in outdated:
-            message = f"{outdated[table.table_id]}; nothing of this table was deleted: plan it again"
+            message = (
+                f"{outdated[table.table_id]}; nothing of this table was deleted: plan it again"
+            )
             receipt = replace(
                 receipt, error=message, error_kind=ErrorKind.PLAN_OUTDATED.value, outdated=True
             )

@@ -27,7 +27,9 @@ class Breakers:
 
     def __post_init__(self) -> None:
         if any(limit is not None and limit < 0 for limit in (self.max_files, self.max_bytes)):
-            raise UsageError(ErrorKind.USAGE, "--max-delete-files and --max-delete-bytes cannot be negative")
+            raise UsageError(
+                ErrorKind.USAGE, "--max-delete-files and --max-delete-bytes cannot be negative"
+            )
         if self.max_share is not None and not 0 <= self.max_share <= 1:
             raise UsageError(ErrorKind.USAGE, "--max-delete-share is a share between 0 and 1")
 

@@ -123,7 +123,9 @@ def survey(scope: Scope, reading: Reading, costs: Costs) -> Survey:
         decided = data_rows(versions)
     with costs.stage(reading, "read versions"):
         must_open = decided.filter(F.col("must_open"))
-        named = pin(references.references_of(must_open, roots, reading.opening, tasks=reading.tasks))
+        named = pin(
+            references.references_of(must_open, roots, reading.opening, tasks=reading.tasks)
+        )
         noted = notes(named)
         costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
         states = _with_unread(states, named, noted)
@@ -223,9 +225,9 @@ def _states(
             F.sum("size").alias("bytes"),
             F.count_if(F.col("kind") == FileKind.MANIFEST.value).alias("manifests"),
             refs_mark().alias("refs_mark"),
-            F.max(
-                F.when((another != "") & ~F.col("path").startswith("tree/"), another)
-            ).alias("nested"),
+            F.max(F.when((another != "") & ~F.col("path").startswith("tree/"), another)).alias(
+                "nested"
+            ),
         )
         .collect()
     )

@@ -79,7 +79,8 @@ def classify(
         .withColumn("stem", stem_of(F.col("key")))
         .join(mentioned, on="stem", how="left")
         .withColumn(
-            "named_by_kept", F.coalesce("named_by_kept", F.lit(False)) | F.col("mentioned").isNotNull()
+            "named_by_kept",
+            F.coalesce("named_by_kept", F.lit(False)) | F.col("mentioned").isNotNull(),
         )
         .withColumn("named_by_going", F.coalesce("named_by_going", F.lit(False)))
     )

@@ -4,11 +4,12 @@ Named in `spark.python.daemon.module`; a worker then starts in milliseconds inst
 Arrow, protobuf and this package once each.
 """
 
+from pyspark.daemon import manager
+
 import lakewarden.pipeline.classification
 import lakewarden.pipeline.deletion
 import lakewarden.pipeline.history
 import lakewarden.pipeline.references  # noqa: F401
-from pyspark.daemon import manager
 
 if __name__ == "__main__":
     manager()

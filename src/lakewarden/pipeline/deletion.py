@@ -24,7 +24,7 @@ from lakewarden.pipeline.frames import (
     concurrently,
     sql,
 )
-from lakewarden.storage.store import DELETE_BATCH_MAX, Deletion, DeleteResult
+from lakewarden.storage.store import DELETE_BATCH_MAX, DeleteResult, Deletion
 from lakewarden.world import Clock
 
 Row = dict[str, Any]
@@ -45,7 +45,9 @@ _COLUMNS = ("table_id", "root_id", "path", "kind", "size", "version")
 _BATCHES_IN_FLIGHT = 16
 _HELD = "an older manifest of the table could not be deleted, so the newer ones wait"
 #: Directories that stay although they are empty: writers expect them.
-_STANDING = re.compile(r"(?:tree/.+/)?(?:|data|_versions|_transactions|_deletions|_indices)|tree/.+")
+_STANDING = re.compile(
+    r"(?:tree/.+/)?(?:|data|_versions|_transactions|_deletions|_indices)|tree/.+"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,10 @@ def _deleter(
         yield from batches(_receipts(outcome), RECEIPTS)
         counted = task.stores.requests()
         yield from batches(
-            [{"kind": kind.value, "files": n, "note": NOTE_REQUESTS} for kind, n in counted.items()],
+            [
+                {"kind": kind.value, "files": n, "note": NOTE_REQUESTS}
+                for kind, n in counted.items()
+            ],
             RECEIPTS,
         )
 

@@ -106,7 +106,8 @@ def _decide(retention: Retention, table: pa.Table) -> pa.Table:
     if rows[0]["root_id"] is None:
         # The counts of requests; they belong to no table.
         counted = [
-            {"branch": row["name"], "version": row["version"], "note": NOTE_REQUESTS} for row in rows
+            {"branch": row["name"], "version": row["version"], "note": NOTE_REQUESTS}
+            for row in rows
         ]
         return pa.Table.from_pylist(counted, schema=DECISIONS)
     try:

@@ -143,9 +143,7 @@ def _lister(
     return list_batches
 
 
-def _list_one(
-    row: dict[str, Any], stores: ReadStores, pages: int | None
-) -> list[pa.RecordBatch]:
+def _list_one(row: dict[str, Any], stores: ReadStores, pages: int | None) -> list[pa.RecordBatch]:
     place = Location.parse(str(row["uri"]))
     after, before = row["after"], row["before"]
     limit = pages * LIST_PAGE_SIZE if pages else None
@@ -158,11 +156,15 @@ def _list_one(
             count += batch.num_rows
             if limit is not None and count >= limit:
                 last = batch.column("key")[-1].as_py()
-                found += batches([{"unit": row["unit"], "key": last, "note": NOTE_LEFTOVER}], LISTING)
+                found += batches(
+                    [{"unit": row["unit"], "key": last, "note": NOTE_LEFTOVER}], LISTING
+                )
                 break
     except LakewardenError as error:
         # What was listed before the failure says nothing about the rest.
-        return list(batches([{"unit": row["unit"], "key": as_text(error), "note": NOTE_ERROR}], LISTING))
+        return list(
+            batches([{"unit": row["unit"], "key": as_text(error), "note": NOTE_ERROR}], LISTING)
+        )
     return found
 
 
@@ -202,9 +204,7 @@ def _identifier(
             rows = []
             for row in batch.to_pylist():
                 if row["note"] is not None:
-                    rows.append(
-                        {name: row[name] for name in ("unit", "key", "size", "note")}
-                    )
+                    rows.append({name: row[name] for name in ("unit", "key", "size", "note")})
                     continue
                 store = stores[row["unit"]]
                 position = bisect_right(prefixes.get(store, []), row["key"]) - 1

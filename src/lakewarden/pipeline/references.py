@@ -68,7 +68,9 @@ def own_manifests(versions: DataFrame) -> DataFrame:
 
 def stem(key: str) -> str:
     """Return the part of a key that is random: the last component without its extension."""
-    return key.rstrip("/").rpartition("/")[2].rpartition(".")[0] or key.rstrip("/").rpartition("/")[2]
+    return (
+        key.rstrip("/").rpartition("/")[2].rpartition(".")[0] or key.rstrip("/").rpartition("/")[2]
+    )
 
 
 def _reader(
@@ -121,7 +123,9 @@ class _Naming:
                 message = f"{row['path']} vanished while the plan was made; run again"
                 yield from self._note(row, NOTE_ERROR, Damaged(ErrorKind.DAMAGED_VERSION, message))
         except Damaged as error:
-            named = Damaged(error.kind, f"version {row['version']} ({row['path']}): {error.message}")
+            named = Damaged(
+                error.kind, f"version {row['version']} ({row['path']}): {error.message}"
+            )
             # What a going version names only ever adds to what may go, so doing without is safe.
             yield from self._note(row, NOTE_ERROR if row["kept"] else NOTE_WARNING, named)
         except LakewardenError as error:
@@ -130,7 +134,9 @@ class _Naming:
     def _named(self, row: Row, found: Manifest) -> Iterator[Row]:
         root = self._roots[int(row["root_id"])]
         tree = str(row["path"]).rpartition("_versions/")[0]
-        mark = {name: row[name] for name in ("kept", "branch", "version")} | {"by_root": row["root_id"]}
+        mark = {name: row[name] for name in ("kept", "branch", "version")} | {
+            "by_root": row["root_id"]
+        }
         for base_id, path in found.named:
             if base_id is None:
                 key = layout.classify(tree + path).key
@@ -138,7 +144,9 @@ class _Naming:
                 continue
             base = found.bases.get(base_id)
             if base is None:
-                raise Damaged(ErrorKind.CORRUPT_MANIFEST, f"it names base path {base_id}, which it lacks")
+                raise Damaged(
+                    ErrorKind.CORRUPT_MANIFEST, f"it names base path {base_id}, which it lacks"
+                )
             if row["kept"]:
                 yield {"stem": stem(path), **mark}
             else:
@@ -148,7 +156,12 @@ class _Naming:
                 yield {"stem": stem(mention), **mark}
         for base in found.bases.values():
             if self._first((NOTE_BASE, row["root_id"], base)):
-                yield {"key": base.path, "stem": str(base.is_dataset_root), "note": NOTE_BASE, **mark}
+                yield {
+                    "key": base.path,
+                    "stem": str(base.is_dataset_root),
+                    "note": NOTE_BASE,
+                    **mark,
+                }
 
     def _going_elsewhere(
         self, base_path: str, path: str, is_dataset_root: bool, mark: Row

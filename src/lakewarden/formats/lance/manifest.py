@@ -117,7 +117,9 @@ def _build() -> Mapping[str, Any]:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"lakewarden.lance.{name}"))
+        name: message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"lakewarden.lance.{name}")
+        )
         for name in ("Manifest", "Fragments", "IndexSection")
     }
 

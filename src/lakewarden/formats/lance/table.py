@@ -39,7 +39,9 @@ def look(place: Location, store: ReadStore) -> Look:
         versions += list(_versions(place, store, directory))
     if not versions:
         if not any(store.list_directory(place.path)):
-            raise NotFound(f"{place.uri} does not exist or is empty; check the path and credentials")
+            raise NotFound(
+                f"{place.uri} does not exist or is empty; check the path and credentials"
+            )
         raise Damaged(
             ErrorKind.NOT_A_TABLE,
             f"{place.uri} holds no Lance table (no _versions/*.manifest); name the table itself",
