@@ -135,12 +135,11 @@ def parse_duration(text: str) -> timedelta:
 def format_duration(duration: timedelta) -> str:
     """Say a duration in its largest whole unit: `14 days`, `36 hours`, `0 seconds`."""
     seconds = int(duration.total_seconds())
-    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds and seconds % size == 0:
-            number = seconds // size
-            break
-    else:
-        unit, number = "second", seconds
+    units = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+    unit, size = next(
+        pair for pair in units if pair[1] == 1 or (seconds and seconds % pair[1] == 0)
+    )
+    number = seconds // size
     return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 

@@ -47,7 +47,7 @@ def show(*, keep_directory: bool) -> None:
         _build(lance, root, clock.now().timestamp())
         _say("starting local Spark")
         spark = start(Engine())
-        reading = Reading(spark, Opener({}), clock, 2 * cores(), lambda stage, detail: None)
+        reading = Reading(spark, Opener({}), clock, 2 * cores())
         targets = parse_targets([str(root)], recursive=True)
         policy = Policy(older_than=timedelta(days=14), keep=5, on_tagged=OnTagged.KEEP)
 

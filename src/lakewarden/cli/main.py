@@ -208,8 +208,8 @@ def cleanup(
         typer.Option("--expire-detached", help="Detached versions may go by --older-than, too."),
     ] = False,
     recursive: RecursiveOpt = False,
-    protect: ProtectOpt = [],  # noqa: B006
-    exclude: ExcludeOpt = [],  # noqa: B006
+    protect: ProtectOpt = [],
+    exclude: ExcludeOpt = [],
     confirm: ConfirmOpt = False,
     yes: YesOpt = False,
     save_plan: SavePlanOpt = None,
@@ -217,10 +217,10 @@ def cleanup(
     max_delete_files: MaxFilesOpt = None,
     max_delete_bytes: MaxBytesOpt = None,
     max_delete_share: MaxShareOpt = None,
-    storage_option: StorageOpt = [],  # noqa: B006
+    storage_option: StorageOpt = [],
     master: MasterOpt = None,
     remote: RemoteOpt = None,
-    conf: ConfOpt = [],  # noqa: B006
+    conf: ConfOpt = [],
     json: JsonOpt = False,
     quiet: QuietOpt = False,
     server: ServerOpt = None,
@@ -281,8 +281,8 @@ def remove_orphans(
         ),
     ] = False,
     recursive: RecursiveOpt = False,
-    protect: ProtectOpt = [],  # noqa: B006
-    exclude: ExcludeOpt = [],  # noqa: B006
+    protect: ProtectOpt = [],
+    exclude: ExcludeOpt = [],
     confirm: ConfirmOpt = False,
     yes: YesOpt = False,
     save_plan: SavePlanOpt = None,
@@ -290,10 +290,10 @@ def remove_orphans(
     max_delete_files: MaxFilesOpt = None,
     max_delete_bytes: MaxBytesOpt = None,
     max_delete_share: MaxShareOpt = None,
-    storage_option: StorageOpt = [],  # noqa: B006
+    storage_option: StorageOpt = [],
     master: MasterOpt = None,
     remote: RemoteOpt = None,
-    conf: ConfOpt = [],  # noqa: B006
+    conf: ConfOpt = [],
     json: JsonOpt = False,
     quiet: QuietOpt = False,
     server: ServerOpt = None,
@@ -335,10 +335,10 @@ def apply(
     max_delete_files: MaxFilesOpt = None,
     max_delete_bytes: MaxBytesOpt = None,
     max_delete_share: MaxShareOpt = None,
-    storage_option: StorageOpt = [],  # noqa: B006
+    storage_option: StorageOpt = [],
     master: MasterOpt = None,
     remote: RemoteOpt = None,
-    conf: ConfOpt = [],  # noqa: B006
+    conf: ConfOpt = [],
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -375,7 +375,7 @@ def versions(
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", help="Show the newest N; 0 for all.")
     ] = 20,
-    storage_option: StorageOpt = [],  # noqa: B006
+    storage_option: StorageOpt = [],
     json: JsonOpt = False,
 ) -> None:
     """Show the versions of a table, what holds them, and their age.
@@ -399,7 +399,7 @@ def versions(
 @app.command()
 def refs(
     target: TargetArg,
-    storage_option: StorageOpt = [],  # noqa: B006
+    storage_option: StorageOpt = [],
     json: JsonOpt = False,
 ) -> None:
     """Show the tags and branches of a table.
@@ -436,7 +436,7 @@ def validate_storage(
             help="A place you may write to: s3://bucket/prefix, /path.", show_default=False
         ),
     ],
-    storage_option: StorageOpt = [],  # noqa: B006
+    storage_option: StorageOpt = [],
     json: JsonOpt = False,
 ) -> None:
     """Check that a store keeps the promises Lakewarden builds on, in a directory of its own.

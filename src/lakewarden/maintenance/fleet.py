@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import pairwise
 
 from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused, UsageError
 from lakewarden.pipeline.frames import ReadStores, concurrently
@@ -65,7 +66,7 @@ def parse_targets(
 def refuse_overlaps(places: Iterable[Location]) -> None:
     """Refuse targets that lie inside each other: a file would have two owners."""
     ordered = sorted(places, key=lambda place: (place.scheme, place.authority, f"{place.path}/"))
-    for outer, inner in zip(ordered, ordered[1:], strict=False):
+    for outer, inner in pairwise(ordered):
         if outer.contains(inner):
             raise Refused(
                 ErrorKind.LOCATION_OVERLAP,

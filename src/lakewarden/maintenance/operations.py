@@ -20,7 +20,7 @@ from lakewarden.maintenance.cleanup import Cleanup
 from lakewarden.maintenance.plan import Plan
 from lakewarden.maintenance.removal import Receipt
 from lakewarden.maintenance.safety import MIN_AGE, UNVERIFIED_AFTER, Breakers
-from lakewarden.maintenance.survey import Progress, Reading
+from lakewarden.maintenance.survey import Reading
 from lakewarden.model import MAIN, parse_duration
 from lakewarden.pipeline.frames import ReadStores, Stores
 from lakewarden.retention import OnTagged, Policy
@@ -126,14 +126,8 @@ def _targets(
     return fleet.parse_targets(named, recursive=recursive, protect=protect, exclude=exclude)
 
 
-def _reading(
-    spark: SparkSession,
-    options: Mapping[str, str] | None,
-    tasks: int,
-    progress: Progress | None = None,
-) -> Reading:
-    opening = Opener(dict(options or {}))
-    return Reading(spark, opening, SystemClock(), tasks, progress or (lambda stage, detail: None))
+def _reading(spark: SparkSession, options: Mapping[str, str] | None, tasks: int) -> Reading:
+    return Reading(spark, Opener(dict(options or {})), SystemClock(), tasks)
 
 
 def _duration(value: Duration) -> timedelta:

@@ -42,6 +42,10 @@ from lakewarden.world import Clock
 Progress = Callable[[str, str], None]
 
 
+def silent(_stage: str, _detail: str) -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How to read: through which session and stores, on how many tasks, telling whom."""
@@ -50,7 +54,7 @@ class Reading:
     opening: Opening
     clock: Clock
     tasks: int
-    progress: Progress = lambda stage, detail: None
+    progress: Progress = silent
 
 
 @dataclass(slots=True)

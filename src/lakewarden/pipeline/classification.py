@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from lakewarden.pipeline.frames import (
     Opening,
     ReadStores,
     Root,
+    Stage,
     as_text,
     batches,
     concurrently,
@@ -141,9 +142,7 @@ def stem_of(key: Column) -> Column:
     return F.regexp_replace(name, r"^(.+)\.[^.]*$", "$1")
 
 
-def _look_again(
-    roots: Sequence[Root], opening: Opening
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _look_again(roots: Sequence[Root], opening: Opening) -> Stage:
     places = {root.root_id: root for root in roots}
 
     def look(stores: ReadStores, row: dict[str, Any]) -> dict[str, Any] | None:
@@ -159,7 +158,7 @@ def _look_again(
             return {**row, "note": as_text(error)}
         return None if there else row
 
-    def look_batches(incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def look_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = (row for batch in incoming for row in batch.to_pylist())
         found = concurrently(partial(look, ReadStores(opening)), rows)
         yield from batches(filter(None, found), LOST)

@@ -12,4 +12,4 @@ import lakewarden.pipeline.history
 import lakewarden.pipeline.references  # noqa: F401
 
 if __name__ == "__main__":
-    manager()
+    manager()  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ Batches mix tables: a request carries up to a thousand keys of one store, whoeve
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from lakewarden.pipeline.frames import (
     NOTE_REQUESTS,
     Opening,
     Root,
+    Stage,
     Stores,
     batches,
     concurrently,
@@ -76,10 +77,8 @@ def delete_manifests(
     return ordered.mapInArrow(_deleter(roots, opening, pace, in_order=True), sql(RECEIPTS))
 
 
-def _deleter(
-    roots: Sequence[Root], opening: Opening, pace: Pace, *, in_order: bool
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def delete_batches(incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace, *, in_order: bool) -> Stage:
+    def delete_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = _Task({root.root_id: root for root in roots}, Stores(opening), in_order=in_order)
         rate = pace.keys_per_second / pace.tasks if pace.keys_per_second else None
         # Below a thousand keys a second, smaller batches keep the pace even.
@@ -148,7 +147,7 @@ class _Task:
 
 
 def _by_store(
-    incoming: Iterator[pa.RecordBatch], places: Mapping[int, Root], size: int
+    incoming: Iterable[pa.RecordBatch], places: Mapping[int, Root], size: int
 ) -> Iterator[tuple[Row, ...]]:
     """Group rows into batches that one request can carry, keeping their order per store."""
     pending: dict[str, list[Row]] = {}

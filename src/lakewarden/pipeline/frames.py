@@ -116,6 +116,8 @@ class Root:
         return f"{self.location.path}/{path}" if self.location.path else path
 
 
+#: A function over the Arrow batches of one task.
+Stage = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

@@ -7,7 +7,7 @@ written inside (`commit_times`) or for the rules branches carry themselves (`bra
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -28,6 +28,7 @@ from lakewarden.pipeline.frames import (
     Opening,
     ReadStores,
     Root,
+    Stage,
     as_text,
     batches,
     concurrently,
@@ -148,33 +149,33 @@ def _decide_rows(retention: Retention, rows: list[dict[str, Any]]) -> pa.Table:
 def _history(
     rows: list[dict[str, Any]],
 ) -> tuple[History, dict[Version, dict[str, Any]]]:
-    by_version: dict[Version, dict[str, Any]] = {}
-    tags, branches, policies = [], [], {}
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault(row["what"], []).append(row)
+    by_version = {_version(row, staged=False): row for row in kinds.get(_VERSION, ())}
     published: dict[str, set[int]] = {}
-    for row in rows:
-        match row["what"]:
-            case "version":
-                by_version[_version(row, staged=False)] = row
-                if not row["detached"]:
-                    published.setdefault(str(row["branch"]), set()).add(int(row["version"]))
-            case "tag":
-                tags.append(Tag(str(row["name"]), str(row["branch"]), int(row["version"])))
-            case "branch":
-                branches.append(Branch(str(row["name"]), str(row["branch"]), int(row["version"])))
-            case "rules":
-                config = json.loads(str(row["name"]))
-                own = refs.own_policy(config, int(row["version"]))
-                if own is not None:
-                    policies[str(row["branch"])] = own
-    for row in rows:
+    for version in by_version:
+        if not version.detached:
+            published.setdefault(version.branch, set()).add(version.number)
+    for row in kinds.get(_STAGED, ()):
         # A staged manifest may be the only copy of a commit.  It is left over only if its version
         # was published, or lies below the history that is still there.
-        if row["what"] == _STAGED:
-            known = published.get(str(row["branch"]), set())
-            version = int(row["version"])
-            if version not in known and (not known or version > min(known)):
-                by_version[_version(row, staged=True)] = row
-    return History(list(by_version), tags, branches, policies), by_version
+        known = published.get(row["branch"], set())
+        if row["version"] not in known and (not known or row["version"] > min(known)):
+            by_version[_version(row, staged=True)] = row
+    rules = {
+        row["branch"]: refs.own_policy(json.loads(row["name"]), row["version"])
+        for row in kinds.get(_RULES, ())
+    }
+    history = History(
+        versions=list(by_version),
+        tags=[Tag(row["name"], row["branch"], row["version"]) for row in kinds.get(_TAG, ())],
+        branches=[
+            Branch(row["name"], row["branch"], row["version"]) for row in kinds.get(_BRANCH, ())
+        ],
+        branch_policies={branch: own for branch, own in rules.items() if own is not None},
+    )
+    return history, by_version
 
 
 def _version(row: dict[str, Any], *, staged: bool) -> Version:
@@ -187,9 +188,7 @@ def _version(row: dict[str, Any], *, staged: bool) -> Version:
     )
 
 
-def _reading(
-    roots: Sequence[Root], opening: Opening, reader: Reader
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _reading(roots: Sequence[Root], opening: Opening, reader: Reader) -> Stage:
     """Return a stage that GETs the object of every row and turns it into a history row."""
     places = {root.root_id: root for root in roots}
 
@@ -205,7 +204,7 @@ def _reading(
             named = Damaged(error.kind, f"{row['path']}: {error.message}")
             return {"root_id": row["root_id"], "name": as_text(named), "note": NOTE_ERROR}
 
-    def read_batches(incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         stores = ReadStores(opening)
         rows = (row for batch in incoming for row in batch.to_pylist())
         yield from batches(filter(None, concurrently(partial(read, stores), rows)), HISTORY)
@@ -221,21 +220,13 @@ def _reading(
 
 
 def _read_ref(row: dict[str, Any], data: bytes) -> dict[str, Any] | None:
-    match refs.parse_ref(str(row["path"]), data):
-        case Tag(name, branch, version):
-            what = _TAG
-        case Branch(name, branch, version):
-            what = _BRANCH
-        case None:
-            return None
-    return {
-        "root_id": row["root_id"],
-        "what": what,
-        "branch": branch,
-        "version": version,
-        "name": name,
-        "path": row["path"],
-    }
+    ref = refs.parse_ref(row["path"], data)
+    if ref is None:
+        return None
+    found = {"root_id": row["root_id"], "name": ref.name, "path": row["path"]}
+    if isinstance(ref, Tag):
+        return found | {"what": _TAG, "branch": ref.branch, "version": ref.version}
+    return found | {"what": _BRANCH, "branch": ref.parent, "version": ref.parent_version}
 
 
 def _read_commit_time(row: dict[str, Any], data: bytes) -> dict[str, Any]:

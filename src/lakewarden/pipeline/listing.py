@@ -9,7 +9,7 @@ share a few requests.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -29,6 +29,7 @@ from lakewarden.pipeline.frames import (
     Opening,
     ReadStores,
     Root,
+    Stage,
     as_text,
     batches,
     concurrently,
@@ -126,10 +127,8 @@ def _list(
     return spread.mapInArrow(_lister(opening, pages), sql(LISTING))
 
 
-def _lister(
-    opening: Opening, pages: int | None
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def list_batches(incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _lister(opening: Opening, pages: int | None) -> Stage:
+    def list_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         stores = ReadStores(opening)
         units = (row for batch in incoming for row in batch.to_pylist())
         for listed in concurrently(lambda row: _list_one(row, stores, pages), units):
@@ -188,9 +187,7 @@ def identify(listing: DataFrame, units: Sequence[Unit], roots: Sequence[Root]) -
     return listing.mapInArrow(_identifier(stores, roots), sql(OBJECTS))
 
 
-def _identifier(
-    stores: Sequence[str], roots: Sequence[Root]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _identifier(stores: Sequence[str], roots: Sequence[Root]) -> Stage:
     by_store: dict[str, list[tuple[str, Root]]] = {}
     for root in roots:
         prefix = f"{root.location.path}/" if root.location.path else ""
@@ -199,7 +196,7 @@ def _identifier(
         entries.sort(key=lambda entry: entry[0])
     prefixes = {store: [prefix for prefix, _ in entries] for store, entries in by_store.items()}
 
-    def identify_batches(incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def identify_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in incoming:
             rows = []
             for row in batch.to_pylist():

@@ -8,7 +8,7 @@ place is spelled as its writer happened to spell it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound
 from lakewarden.formats.lance import layout
-from lakewarden.formats.lance.manifest import Manifest, Seen, decode
+from lakewarden.formats.lance.manifest import Base, Manifest, Seen, decode
 from lakewarden.pipeline.frames import (
     NOTE_BASE,
     NOTE_ERROR,
@@ -28,6 +28,7 @@ from lakewarden.pipeline.frames import (
     Opening,
     ReadStores,
     Root,
+    Stage,
     as_text,
     batches,
     concurrently,
@@ -73,9 +74,7 @@ def stem(key: str) -> str:
     )
 
 
-def _reader(
-    roots: Sequence[Root], opening: Opening
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _reader(roots: Sequence[Root], opening: Opening) -> Stage:
     places = {root.root_id: root for root in roots}
 
     def fetch(stores: ReadStores, row: Row) -> tuple[Row, bytes | LakewardenError]:
@@ -85,7 +84,7 @@ def _reader(
         except LakewardenError as error:
             return row, error
 
-    def read_batches(incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = (row for batch in incoming for row in batch.to_pylist())
         stores, naming = ReadStores(opening), _Naming(roots)
         for row, answer in concurrently(partial(fetch, stores), rows):
@@ -150,7 +149,7 @@ class _Naming:
             if row["kept"]:
                 yield {"stem": stem(path), **mark}
             else:
-                yield from self._going_elsewhere(base.path, path, base.is_dataset_root, mark)
+                yield from self._going_elsewhere(base, path, mark)
         if row["kept"]:
             for mention in found.mentions:
                 yield {"stem": stem(mention), **mark}
@@ -163,15 +162,13 @@ class _Naming:
                     **mark,
                 }
 
-    def _going_elsewhere(
-        self, base_path: str, path: str, is_dataset_root: bool, mark: Row
-    ) -> Iterator[Row]:
+    def _going_elsewhere(self, base: Base, path: str, mark: Row) -> Iterator[Row]:
         """Yield the reference of a going version to a file in another root that we know."""
-        resolved = self._resolve(base_path)
+        resolved = self._resolve(base.path)
         if resolved is None:
             return
         root, below = resolved
-        inner = path if is_dataset_root else path.removeprefix("data/")
+        inner = path if base.is_dataset_root else path.removeprefix("data/")
         if root.plain:
             key = layout.classify_extra_base(below + inner).key
         else:

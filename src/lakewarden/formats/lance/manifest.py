@@ -33,6 +33,7 @@ _MAGIC = b"LANC"
 #: overlays, covering indices, mixed file versions.
 _KNOWN_FLAGS = (1 << 9) - 1
 _WIRE_LENGTH_DELIMITED = 2
+_YEAR_10000 = 253_402_300_800
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _TYPES = {
@@ -176,22 +177,7 @@ def decode(data: bytes, seen: Seen | None = None, context: object = None) -> Man
     base paths are left out.
     """
     try:
-        position, _, _, magic = _TAIL.unpack_from(data, len(data) - _TAIL.size)
-        if magic != _MAGIC or position < 0:
-            raise ValueError("the file does not end like a Lance manifest")
-        parsed = _CLASSES["Manifest"].FromString(_section(data, position))
-        if not parsed.version:
-            raise ValueError("it carries no version number")
-        unknown = (parsed.reader_flags | parsed.writer_flags) & ~_KNOWN_FLAGS
-        if unknown:
-            raise Damaged(
-                ErrorKind.UNSUPPORTED_FEATURE,
-                f"version {parsed.version} uses table features this release does not know "
-                f"(flags {unknown:#x}); nothing goes: upgrade lakewarden first",
-            )
-        indices = _CLASSES["IndexSection"]()
-        if parsed.HasField("index_section"):
-            indices.ParseFromString(_section(data, parsed.index_section))
+        parsed, indices = _sections(data)
         bases = {base.id: Base(base.path, base.is_dataset_root) for base in parsed.base_paths}
         fresh: Iterable[bytes] = parsed.fragments
         if seen is not None:
@@ -204,9 +190,32 @@ def decode(data: bytes, seen: Seen | None = None, context: object = None) -> Man
         ) from error
 
 
+def _sections(data: bytes) -> tuple[Any, Any]:
+    """Return the manifest and its indices as messages, if we know all that they may mean."""
+    if len(data) < _TAIL.size:
+        raise ValueError("the file is too short")
+    position, _, _, magic = _TAIL.unpack_from(data, len(data) - _TAIL.size)
+    if magic != _MAGIC or position < 0:
+        raise ValueError("the file does not end like a Lance manifest")
+    parsed = _CLASSES["Manifest"].FromString(_section(data, position))
+    if not parsed.version:
+        raise ValueError("it carries no version number")
+    unknown = (parsed.reader_flags | parsed.writer_flags) & ~_KNOWN_FLAGS
+    if unknown:
+        raise Damaged(
+            ErrorKind.UNSUPPORTED_FEATURE,
+            f"version {parsed.version} uses table features this release does not know "
+            f"(flags {unknown:#x}); nothing goes: upgrade lakewarden first",
+        )
+    indices = _CLASSES["IndexSection"]()
+    if parsed.HasField("index_section"):
+        indices.ParseFromString(_section(data, parsed.index_section))
+    return parsed, indices
+
+
 def _rejoin(fragments: Iterable[bytes]) -> bytes:
     """Put raw fragments back into one message, so that protobuf decodes them in one call."""
-    parts = []
+    parts: list[bytes] = []
     for raw in fragments:
         length, prefix = len(raw), bytearray(b"\x12")
         while length > 0x7F:
@@ -239,10 +248,10 @@ def _manifest(parsed: Any, fragments: Any, indices: Any, bases: Mapping[int, Bas
     for section in (parsed, fragments, indices):
         if _has_unknown_fields(section):
             mentions.update(_unknown_strings(section))
-    seconds = parsed.timestamp.seconds
+    moment = parsed.timestamp.seconds + parsed.timestamp.nanos / 1e9
     return Manifest(
         version=parsed.version & ~(1 << 63),
-        committed=datetime.fromtimestamp(seconds, UTC) if 0 < seconds < 253402300800 else None,
+        committed=datetime.fromtimestamp(moment, UTC) if 0 < moment < _YEAR_10000 else None,
         config={entry.key: entry.value for entry in parsed.config},
         bases=bases,
         named=frozenset(named),
@@ -276,7 +285,7 @@ def _has_unknown_fields(parsed: Any) -> bool:
 
 
 def _unknown_strings(parsed: Any) -> Iterator[str]:
-    for unknown in UnknownFieldSet(parsed):
+    for unknown in UnknownFieldSet(parsed):  # type: ignore[attr-defined]
         if unknown.wire_type == _WIRE_LENGTH_DELIMITED:
             yield from _strings(unknown.data)
     for field, value in parsed.ListFields():
