@@ -1,1 +1,5 @@
-"""The command line: `main` parses and calls, `output` renders, `session` starts Spark, `demo` shows."""
+"""The command line.
+
+`main` has the commands, `options` reads, `conduct` asks and shows, `output` renders, `session`
+starts Spark, `demo` demonstrates.
+"""

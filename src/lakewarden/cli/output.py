@@ -177,9 +177,10 @@ def removal_lines(verb: str, removal: RemovalStats) -> list[str]:
         ("manifests", removal.manifest_files_removed),
         ("temporary", removal.temporary_files_removed),
     )
+    versions = count_text(removal.old_versions_removed, "version")
+    files = count_text(removal.files_removed, "file")
     return [
-        f"{verb:<8} {count_text(removal.old_versions_removed, 'version')}, "
-        f"{count_text(removal.files_removed, 'file')}, {size_text(removal.bytes_removed)}",
+        f"{verb:<8} {versions}, {files}, {size_text(removal.bytes_removed)}",
         "  " + "   ".join(f"{name} {number:,}" for name, number in kinds if number),
     ]
 

@@ -1,0 +1,151 @@
+"""How every destructive command goes: echo, consent, plan, show or execute, show."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lakewarden.cli import output
+from lakewarden.cli.options import check_rate, opening
+from lakewarden.errors import ErrorKind, Exit, Refused
+
+if TYPE_CHECKING:
+    from lakewarden.cli.session import Engine
+    from lakewarden.maintenance.cleanup import Cleanup
+    from lakewarden.maintenance.fleet import Targets
+    from lakewarden.maintenance.plan import Plan
+    from lakewarden.maintenance.removal import Receipt
+    from lakewarden.maintenance.safety import Breakers
+    from lakewarden.maintenance.survey import Reading
+    from lakewarden.storage.location import Location
+
+#: Times a table that changed under its plan is planned again.
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """What the user agreed to, and how to talk to them."""
+
+    confirm: bool
+    yes: bool
+    json: bool
+    quiet: bool
+
+
+def remove(
+    targets: Targets,
+    request: Cleanup,
+    consent: Consent,
+    breakers: Breakers,
+    engine: Engine,
+    *,
+    options: dict[str, str],
+    rate_limit: float | None,
+    save_plan: str | None,
+) -> None:
+    from lakewarden.maintenance import cleanup as operations
+    from lakewarden.maintenance import plan as plans
+    from lakewarden.maintenance import removal
+    from lakewarden.pipeline.frames import Stores
+
+    check_rate(rate_limit)
+    places = (*targets.tables, *targets.directories)
+    _echo(places, consent, engine)
+    ask(places, consent)
+    reading = start(engine, options, consent)
+    plan = operations.plan(targets, request, reading, now=reading.clock.now())
+    if save_plan is not None:
+        plans.save(plan, save_plan, Stores(reading.opening))
+    if not consent.confirm:
+        show_plan(plan, plan.kept_versions(), consent)
+        return
+    if not consent.json:
+        output.to_stdout(output.plan_text(plan, plan.kept_versions()))
+    receipt = removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)
+    for _ in range(_ATTEMPTS - 1):
+        if not receipt.outdated:
+            break
+        plan = operations.plan(targets, request, reading, now=reading.clock.now())
+        again = removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)
+        receipt = receipt.followed_by(again)
+    show_receipt(receipt, consent)
+
+
+def _echo(places: Sequence[Location], consent: Consent, engine: Engine) -> None:
+    if consent.quiet:
+        return
+    for place in places[:5]:
+        access = "local disk" if place.is_local else f"{place.scheme} store"
+        output.to_stderr(f"target   {place.uri} ({access}; {engine.words})")
+    if len(places) > 5:
+        output.to_stderr(f"target   … and {len(places) - 5} more")
+
+
+def ask(places: Sequence[Location], consent: Consent) -> None:
+    """Get consent before anything is read, or refuse."""
+    if not consent.confirm or consent.yes or all(place.is_local for place in places):
+        return
+    if consent.json or not sys.stdin.isatty():
+        raise Refused(
+            ErrorKind.CONSENT,
+            "the target is not local and nobody is here to ask; nothing was touched: add --yes to consent",
+        )
+    typer.confirm(
+        "Delete from a store that is not local, as the plan will say?", abort=True, err=True
+    )
+
+
+def start(engine: Engine, options: dict[str, str], consent: Consent) -> Reading:
+    from lakewarden.cli import session
+    from lakewarden.maintenance.survey import Reading
+    from lakewarden.world import SystemClock
+
+    progress = _progress(consent)
+    progress("start Spark", engine.words)
+    spark = session.start(engine)
+    return Reading(
+        spark, opening(options), SystemClock(), session.tasks_for(spark, engine), progress
+    )
+
+
+def _progress(consent: Consent) -> Callable[[str, str], None]:
+    """Say which stage is running: one line that changes on a terminal, log lines elsewhere."""
+    terminal = sys.stderr.isatty()
+
+    def tell(stage: str, detail: str) -> None:
+        words = f"{stage} ({detail})" if detail else stage
+        if terminal:
+            sys.stderr.write(f"\r\x1b[K… {words}")
+            sys.stderr.flush()
+        elif not consent.quiet:
+            output.to_stderr(f"stage    {words}")
+
+    return tell
+
+
+def end_progress() -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+def show_plan(plan: Plan, kept: Sequence[dict[str, Any]], consent: Consent) -> None:
+    end_progress()
+    if consent.json:
+        output.to_stdout(output.plan_json(plan, kept))
+    else:
+        output.to_stdout(output.plan_text(plan, kept))
+        output.to_stdout("preview: nothing was changed; add --confirm to remove")
+    if plan.failed:
+        raise typer.Exit(Exit.REFUSED if len(plan.failed) == len(plan.tables) else Exit.PARTIAL)
+
+
+def show_receipt(receipt: Receipt, consent: Consent) -> None:
+    end_progress()
+    output.to_stdout(output.receipt_json(receipt) if consent.json else output.receipt_text(receipt))
+    raise typer.Exit(receipt.exit_code)

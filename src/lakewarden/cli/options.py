@@ -1,0 +1,174 @@
+"""The options that commands share: how they are declared and how their text is read."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lakewarden.errors import ErrorKind, UsageError
+
+if TYPE_CHECKING:
+    from lakewarden.cli.session import Engine
+    from lakewarden.maintenance.fleet import Targets
+    from lakewarden.maintenance.safety import Breakers
+    from lakewarden.storage.opening import Opener
+
+
+class OnTagged(StrEnum):
+    """What to do when the policy would remove a tagged version."""
+
+    error = "error"
+    keep = "keep"
+
+
+class AgeFrom(StrEnum):
+    """Where a version's age comes from."""
+
+    store = "store"
+    commit = "commit"
+
+
+TargetsArg = Annotated[
+    list[str],
+    typer.Argument(
+        help="Tables: paths or URIs (/data/t.lance, s3://b/t.lance).", show_default=False
+    ),
+]
+TargetArg = Annotated[str, typer.Argument(help="A table: path or URI.", show_default=False)]
+JsonOpt = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")
+]
+QuietOpt = Annotated[bool, typer.Option("--quiet", help="Do not echo the target.")]
+ConfirmOpt = Annotated[
+    bool, typer.Option("--confirm", help="Do it; without this only the plan is shown.")
+]
+YesOpt = Annotated[
+    bool, typer.Option("--yes", help="Consent to deleting on a store that is not local.")
+]
+StorageOpt = Annotated[
+    list[str],
+    typer.Option(
+        "--storage-option", metavar="K=V", help="Credentials, endpoint and so on; repeatable."
+    ),
+]
+RecursiveOpt = Annotated[
+    bool, typer.Option("--recursive", "-r", help="Targets are directories; take every table below.")
+]
+ProtectOpt = Annotated[
+    list[str],
+    typer.Option(
+        "--protect",
+        metavar="URI",
+        help="Read this table too, for what it needs, but do not change it; repeatable.",
+    ),
+]
+ExcludeOpt = Annotated[
+    list[str],
+    typer.Option(
+        "--exclude",
+        metavar="GLOB",
+        help="Leave tables alone whose URI or name matches; repeatable.",
+    ),
+]
+MasterOpt = Annotated[
+    str | None, typer.Option("--master", metavar="URL", help="Run on this Spark cluster.")
+]
+RemoteOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--remote", metavar="URL", help="Run through this Spark Connect server (sc://host)."
+    ),
+]
+ConfOpt = Annotated[
+    list[str], typer.Option("--conf", metavar="K=V", help="A Spark setting; repeatable.")
+]
+RateOpt = Annotated[
+    float | None, typer.Option("--rate-limit", metavar="N", help="Delete at most N keys a second.")
+]
+MaxFilesOpt = Annotated[
+    int | None,
+    typer.Option("--max-delete-files", metavar="N", help="Refuse a plan that deletes more files."),
+]
+MaxBytesOpt = Annotated[
+    int | None,
+    typer.Option("--max-delete-bytes", metavar="N", help="Refuse a plan that deletes more bytes."),
+]
+MaxShareOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--max-delete-share",
+        metavar="X",
+        help="Refuse a plan that deletes a larger share of all files (0 to 1).",
+    ),
+]
+SavePlanOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--save-plan", metavar="DIR", help="Write the plan there, for `lakewarden apply`."
+    ),
+]
+ServerOpt = Annotated[str | None, typer.Option("--server", hidden=True)]
+
+
+def read_targets(
+    targets: list[str], recursive: bool, protect: list[str], exclude: list[str]
+) -> Targets:
+    from lakewarden.maintenance.fleet import parse_targets
+
+    return parse_targets(targets, recursive=recursive, protect=protect, exclude=exclude)
+
+
+def read_breakers(files: int | None, size: int | None, share: float | None) -> Breakers:
+    from lakewarden.maintenance.safety import Breakers
+
+    return Breakers(files, size, share)
+
+
+def read_engine(master: str | None, remote: str | None, conf: list[str]) -> Engine:
+    from lakewarden.cli.session import Engine
+
+    return Engine(master, remote, pairs(conf, "--conf"))
+
+
+def opening(options: dict[str, str]) -> Opener:
+    from lakewarden.storage.opening import Opener
+
+    return Opener(options)
+
+
+def pairs(values: list[str], option: str) -> dict[str, str]:
+    pairs = {}
+    for value in values:
+        name, sign, text = value.partition("=")
+        if not sign or not name.strip():
+            raise UsageError(
+                ErrorKind.USAGE, f"{option} {name!r} has no '='; write it as name=value"
+            )
+        pairs[name.strip()] = text
+    return pairs
+
+
+def numbers(text: str) -> frozenset[int]:
+    try:
+        return frozenset(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise UsageError(
+            ErrorKind.USAGE, f"--versions {text!r} is no list of numbers; write it like 3,4,7"
+        ) from error
+
+
+def check_rate(rate_limit: float | None) -> None:
+    if rate_limit is not None and not 0 < rate_limit < float("inf"):
+        raise UsageError(
+            ErrorKind.USAGE, f"--rate-limit is {rate_limit:g}; it must be above 0 keys a second"
+        )
+
+
+def refuse_server(server: str | None) -> None:
+    if server is not None:
+        raise UsageError(
+            ErrorKind.USAGE,
+            "maintenance needs direct storage access; name the table's own URI, not --server",
+        )
