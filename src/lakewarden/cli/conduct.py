@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from lakewarden.cli.session import Engine
     from lakewarden.maintenance.cleanup import Cleanup
     from lakewarden.maintenance.fleet import Targets
-    from lakewarden.maintenance.plan import Plan
-    from lakewarden.maintenance.removal import Receipt
+    from lakewarden.maintenance.plan import Plan, TablePlan
+    from lakewarden.maintenance.removal import Receipt, TableReceipt
     from lakewarden.maintenance.safety import Breakers
     from lakewarden.maintenance.survey import Reading
     from lakewarden.storage.location import Location
@@ -55,16 +55,17 @@ def remove(
 
     check_rate(rate_limit)
     places = (*targets.tables, *targets.directories)
-    _echo(places, consent, engine)
+    echo(places, consent, engine)
     ask(places, consent)
     reading = start(engine, options, consent)
     plan = operations.plan(targets, request, reading, now=reading.clock.now())
+    tell_warnings(plan)
     if save_plan is not None:
         plans.save(plan, save_plan, Stores(reading.opening))
     if not consent.confirm:
         show_plan(plan, plan.kept_versions(), consent)
         return
-    if not consent.json:
+    if not consent.json and len(plan.failed) < len(plan.tables):
         output.to_stdout(output.plan_text(plan, plan.kept_versions()))
     receipt = removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)
     for _ in range(_ATTEMPTS - 1):
@@ -76,7 +77,8 @@ def remove(
     show_receipt(receipt, consent)
 
 
-def _echo(places: Sequence[Location], consent: Consent, engine: Engine) -> None:
+def echo(places: Sequence[Location], consent: Consent, engine: Engine) -> None:
+    """Say what is about to be looked at, and through what."""
     if consent.quiet:
         return
     for place in places[:5]:
@@ -138,14 +140,37 @@ def show_plan(plan: Plan, kept: Sequence[dict[str, Any]], consent: Consent) -> N
     end_progress()
     if consent.json:
         output.to_stdout(output.plan_json(plan, kept))
-    else:
+    elif len(plan.failed) < len(plan.tables):
         output.to_stdout(output.plan_text(plan, kept))
         output.to_stdout("preview: nothing was changed; add --confirm to remove")
+    _tell_failures(plan.failed, len(plan.tables))
     if plan.failed:
         raise typer.Exit(Exit.REFUSED if len(plan.failed) == len(plan.tables) else Exit.PARTIAL)
 
 
 def show_receipt(receipt: Receipt, consent: Consent) -> None:
     end_progress()
-    output.to_stdout(output.receipt_json(receipt) if consent.json else output.receipt_text(receipt))
+    if consent.json:
+        output.to_stdout(output.receipt_json(receipt))
+    elif receipt.removed.files_removed or len(receipt.failed) < len(receipt.tables):
+        output.to_stdout(output.receipt_text(receipt))
+    _tell_failures(receipt.failed, len(receipt.tables))
     raise typer.Exit(receipt.exit_code)
+
+
+def _tell_failures(failed: Sequence[TablePlan] | Sequence[TableReceipt], tables: int) -> None:
+    """Say in one line for each table that failed what is wrong with it."""
+    for table in failed:
+        name = (
+            f"{table.table_key}: " if tables > 1 and table.table_key not in str(table.error) else ""
+        )
+        output.to_stderr(f"error    {name}{table.error}")
+
+
+def tell_warnings(plan: Plan) -> None:
+    """Say what was noticed but holds nothing back."""
+    end_progress()
+    for table in plan.tables:
+        for warning in table.warnings:
+            name = f"{table.table_key}: " if len(plan.tables) > 1 else ""
+            output.to_stderr(f"warning  {name}{warning}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -11,11 +11,13 @@ from lakewarden.cli import output
 from lakewarden.cli.conduct import (
     Consent,
     ask,
+    echo,
     end_progress,
     remove,
     show_plan,
     show_receipt,
     start,
+    tell_warnings,
 )
 from lakewarden.cli.options import (
     AgeFrom,
@@ -48,7 +50,8 @@ from lakewarden.cli.options import (
     read_targets,
     refuse_server,
 )
-from lakewarden.errors import ErrorKind, Exit, LakewardenError, UsageError
+from lakewarden.cli.session import failure_of_spark
+from lakewarden.errors import ErrorKind, Exit, LakewardenError, Refused, UsageError
 from lakewarden.model import MAIN, parse_duration
 
 # Heavy imports (Spark, Arrow, stores) happen inside the commands: `--help` answers at once.
@@ -277,12 +280,13 @@ def apply(
     engine = read_engine(master, remote, conf)
     check_rate(rate_limit)
     places, _ = plans.read_header(directory, ReadStores(opening(options)))
+    echo(places, consent, engine)
     ask(places, consent)
     reading = start(engine, options, consent)
     plan = plans.load(reading.spark, directory, ReadStores(reading.opening))
-    kept = plan.kept_versions()
+    tell_warnings(plan)
     if not confirm:
-        show_plan(plan, kept, consent)
+        show_plan(plan, plan.kept_versions(), consent)
         return
     receipt = removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)
     show_receipt(receipt, consent)
@@ -311,7 +315,9 @@ def versions(
     place = Location.parse(target)
     seen = look(place, opening(pairs(storage_option, "--storage-option"))(place))
     output.to_stdout(
-        output.versions_json(place, seen) if json else output.versions_text(seen, limit or None)
+        output.versions_json(place, seen, limit or None)
+        if json
+        else output.versions_text(seen, limit or None)
     )
 
 
@@ -341,7 +347,12 @@ def demo(
         bool, typer.Option("--keep-directory", help="Leave the tables there to look at.")
     ] = False,
 ) -> None:
-    """Build small tables in a temporary directory, clean them, and prove nothing was lost."""
+    """Build small tables in a temporary directory, clean them, and prove nothing was lost.
+
+    [bold]Example[/bold]
+
+      lakewarden demo --keep-directory
+    """
     from lakewarden.cli.demo import show
 
     show(keep_directory=keep_directory)
@@ -385,17 +396,44 @@ def validate_storage(
         raise typer.Exit(Exit.REFUSED)
 
 
+#: What Typer raises about a command line it cannot read; it has no public name of its own.
+_Unreadable: type[Exception] = typer.BadParameter.__mro__[2]
+
+
 def run() -> None:
     """Run the command line; every error on purpose is one line and an exit code."""
-    as_json = "--json" in sys.argv
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
     except LakewardenError as error:
-        end_progress()
-        if as_json:
-            output.to_stdout(output.error_document(error))
-        output.to_stderr(f"error    {error.message}")
-        sys.exit(error.exit_code)
+        _fail(error)
+    except _Unreadable as error:
+        _fail(_usage(error))
+    except typer.Abort:
+        _fail(Refused(ErrorKind.CONSENT, "not confirmed, so nothing was touched"))
+    except Exception as error:
+        told = failure_of_spark(error)
+        if told is None:
+            raise
+        _fail(told)
+    sys.exit(code if isinstance(code, int) else Exit.DONE)
+
+
+def _fail(error: LakewardenError) -> NoReturn:
+    end_progress()
+    if "--json" in sys.argv:
+        output.to_stdout(output.error_document(error))
+    output.to_stderr(f"error    {error.message}")
+    sys.exit(error.exit_code)
+
+
+def _usage(error: Exception) -> UsageError:
+    found = " ".join(str(getattr(error, "format_message", lambda: error)()).split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "lakewarden"
+    if not found:
+        # The help was asked for by giving nothing, and has been printed.
+        sys.exit(Exit.USAGE)
+    return UsageError(ErrorKind.USAGE, f"{found}; see {command} --help")
 
 
 if __name__ == "__main__":

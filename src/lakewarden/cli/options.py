@@ -30,6 +30,9 @@ class AgeFrom(StrEnum):
     commit = "commit"
 
 
+#: More tasks than anyone has cores for.
+TASKS_MAX = 100_000
+
 TargetsArg = Annotated[
     list[str],
     typer.Argument(
@@ -129,7 +132,14 @@ def read_breakers(files: int | None, size: int | None, share: float | None) -> B
 def read_engine(master: str | None, remote: str | None, conf: list[str]) -> Engine:
     from lakewarden.cli.session import Engine
 
-    return Engine(master, remote, pairs(conf, "--conf"))
+    settings = pairs(conf, "--conf")
+    tasks = settings.get("lakewarden.tasks", "1")
+    if not tasks.isdecimal() or not 1 <= int(tasks) <= TASKS_MAX:
+        raise UsageError(
+            ErrorKind.USAGE,
+            f"--conf lakewarden.tasks={tasks} is no number of tasks from 1 to {TASKS_MAX:,}",
+        )
+    return Engine(master, remote, settings)
 
 
 def opening(options: dict[str, str]) -> Opener:

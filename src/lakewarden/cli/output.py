@@ -15,7 +15,7 @@ from lakewarden.model import RemovalStats
 if TYPE_CHECKING:
     from lakewarden.formats.lance.table import Look
     from lakewarden.maintenance.plan import Plan, TablePlan
-    from lakewarden.maintenance.removal import Receipt, TableReceipt
+    from lakewarden.maintenance.removal import Receipt
     from lakewarden.storage.contract import CheckOutcome
     from lakewarden.storage.location import Location
 
@@ -110,8 +110,6 @@ def plan_text(plan: Plan, kept: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _one_table(table: TablePlan, kept: Sequence[Mapping[str, Any]]) -> list[str]:
-    if table.error is not None:
-        return [f"error    {table.error}"]
     total = table.versions_kept + table.removal.old_versions_removed
     lines = [f"keep     {table.versions_kept:,} of {count_text(total, 'version')}"]
     for row in kept[:_VERSIONS_SHOWN]:
@@ -136,7 +134,6 @@ def _one_table(table: TablePlan, kept: Sequence[Mapping[str, Any]]) -> list[str]
         lines.append(
             f"keep     {count_text(table.kept_unknown_kind, 'file')} of a kind Lance does not write"
         )
-    lines += [f"warning  {warning}" for warning in table.warnings]
     if table.skipped:
         lines.append(f"skipped  {table.skipped}")
     return lines
@@ -161,7 +158,6 @@ def _many_tables(plan: Plan) -> list[str]:
     idle = len(plan.tables) - len(interesting) - len(plan.failed)
     if idle:
         lines.append(f"  {count_text(idle, 'table')} with nothing to remove")
-    lines += [f"error    {table.table_key}: {table.error}" for table in plan.failed]
     return lines + removal_lines("remove", plan.removal)
 
 
@@ -216,15 +212,9 @@ def receipt_json(receipt: Receipt) -> str:
 
 def receipt_text(receipt: Receipt) -> str:
     lines = removal_lines("removed", receipt.removed)
-    lines += [_failure(table, receipt) for table in receipt.failed]
     requests = ", ".join(f"{number} {kind}" for kind, number in sorted(receipt.requests.items()))
     lines.append(f"cost     {requests or 'no requests'}; {sum(receipt.seconds.values()):.1f} s")
     return "\n".join(lines)
-
-
-def _failure(table: TableReceipt, receipt: Receipt) -> str:
-    name = f"{table.table_key}: " if len(receipt.tables) > 1 else ""
-    return f"error    {name}{table.error}"
 
 
 def _with_requests(
@@ -253,7 +243,7 @@ def versions_text(seen: Look, limit: int | None) -> str:
     return "\n".join(lines)
 
 
-def versions_json(place: Location, seen: Look) -> str:
+def versions_json(place: Location, seen: Look, limit: int | None) -> str:
     rows = [
         {
             "version": version.number,
@@ -262,7 +252,7 @@ def versions_json(place: Location, seen: Look) -> str:
             "detached": version.detached,
             "held_by": seen.names_of(version),
         }
-        for version in seen.versions
+        for version in seen.versions[:limit]
     ]
     return document("versions", table_key=place.uri, versions=rows)
 

@@ -47,7 +47,7 @@ def tasks_for(spark: SparkSession, engine: Engine) -> int:
     """Return how many tasks a stage is cut into."""
     asked = (engine.conf or {}).get("lakewarden.tasks")
     if asked is not None:
-        return max(1, int(asked))
+        return int(asked)
     if engine.master is None and engine.remote is None:
         return 2 * cores()
     # DataFrame API only: the number of executors is not ours to ask, their default is.
@@ -84,6 +84,23 @@ def start(engine: Engine) -> SparkSession:
             ErrorKind.SPARK,
             f"Spark did not start on {engine.words} ({first}); see {log}, check --master or --remote",
         ) from error
+
+
+def failure_of_spark(error: Exception) -> LakewardenError | None:
+    """Say in one line what Spark reported in a hundred; None if the error is not Spark's."""
+    if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        return None
+    java = getattr(error, "java_exception", None)
+    text = str(java.getMessage() or java.toString()) if java is not None else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # A Python worker reports its own error at the end of its traceback.
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+    found = (raised or lines or [type(error).__name__])[-1 if raised else 0]
+    return LakewardenError(
+        ErrorKind.SPARK,
+        f"Spark gave up ({found[:300]}); what was done until then stays done: check the cluster and "
+        "the plan's directory, then run again",
+    )
 
 
 def _settings(engine: Engine) -> dict[str, str]:

@@ -69,7 +69,12 @@ def plan(targets: Targets, request: Cleanup, reading: Reading, *, now: datetime)
     with costs.stage(reading, "judge"):
         judged = pin(
             classification.classify(
-                reading.spark, found.objects, found.references, found.roots, margin
+                reading.spark,
+                found.objects,
+                found.references,
+                found.roots,
+                margin,
+                stems=found.stems,
             )
         )
         tables = _summaries(judged, found, reading)
@@ -151,7 +156,7 @@ def _summary(state: TableState, rows: list[Any]) -> TablePlan:
     return TablePlan(
         table_id=state.table_id,
         table_key=state.root.location.uri,
-        objects=state.objects,
+        objects=state.seen.objects,
         versions_kept=versions_kept,
         removal=RemovalStats() if held else removal,
         files_in_use=in_use[0],
@@ -160,7 +165,8 @@ def _summary(state: TableState, rows: list[Any]) -> TablePlan:
         bytes_unverified=young[1],
         kept_unknown_age=stays.get(FileReason.UNKNOWN_AGE, (0, 0))[0],
         kept_unknown_kind=stays.get(FileReason.UNKNOWN_KIND, (0, 0))[0],
-        refs_mark=state.refs_mark,
+        refs_mark=state.seen.refs_mark,
+        manifests_mark=state.seen.manifests_mark,
         skipped=None if state.changes else "protected: read, not changed",
         error=None if state.error is None else state.error.message,
         error_kind=None if state.error is None else state.error.kind.value,

@@ -42,7 +42,8 @@ class TablePlan:
     bytes_unverified: int = 0
     kept_unknown_age: int = 0
     kept_unknown_kind: int = 0
-    refs_mark: str = ""
+    refs_mark: int = 0
+    manifests_mark: int = 0
     skipped: str | None = None
     error: str | None = None
     error_kind: str | None = None

@@ -21,10 +21,9 @@ from lakewarden.maintenance.safety import Breakers
 from lakewarden.maintenance.survey import (
     Costs,
     Reading,
-    discover,
     errors_in,
     list_fully,
-    refs_mark,
+    tables_in,
 )
 from lakewarden.model import FileKind, RemovalStats
 from lakewarden.pipeline import deletion, listing, references
@@ -32,11 +31,10 @@ from lakewarden.pipeline.deletion import Pace
 from lakewarden.pipeline.frames import (
     NOTE_REQUESTS,
     Root,
-    data_rows,
-    notes,
-    pin,
+    settle,
 )
-from lakewarden.pipeline.listing import Unit
+from lakewarden.pipeline.listing import State, Unit, states_in
+from lakewarden.storage.location import Location
 from lakewarden.storage.store import LIST_PAGE_SIZE, Deletion
 
 #: Files that make it worth another task.
@@ -187,22 +185,29 @@ def _of_tables(files: DataFrame, tables: Mapping[int, TablePlan], plan: Plan) ->
 def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]:
     """Return tables whose refs moved, or whose plan a newer version contradicts, with the reason."""
     units = _units_again(plan)
-    listed, noted = list_fully(units, reading)
-    costs.add_requests((row.key, row.size) for row in noted if row.note == NOTE_REQUESTS)
     roots = [root for root in plan.roots if root.owned]
-    newcomers = _newcomers(plan, listed, units, roots)
-    objects = pin(listing.identify(data_rows(listed), units, [*roots, *newcomers]))
+    newcomers: list[Root] = []
+    if plan.directories:
+        listed, noted = list_fully(units, reading)
+        newcomers = _newcomers(plan, tables_in(noted, units)[0], roots)
+        objects, more = settle(listing.identify(listed, units, [*roots, *newcomers]))
+        noted += more
+    else:
+        objects, noted = list_fully(units, reading, roots)
+    costs.add_requests((row.key, row.size) for row in noted if row.note == NOTE_REQUESTS)
     changed = _unlisted(errors_in(noted, "unit", "key"), units, roots)
-    now = {
-        row.root_id: row.mark
-        for row in objects.groupBy("root_id").agg(refs_mark().alias("mark")).collect()
-    }
+    seen = states_in(noted)
+    fresh = bool(newcomers)
     for root, table in zip(roots, plan.tables, strict=True):
-        if table.error is None and now.get(root.root_id) != table.refs_mark:
+        state = seen.get(root.root_id, State())
+        if table.error is None and state.refs_mark != table.refs_mark:
             changed.setdefault(
                 root.table_id, "a tag or branch was made, moved or deleted meanwhile"
             )
-    return _contradicted(plan, objects, [*roots, *newcomers], reading, costs) | changed
+        fresh = fresh or state.manifests_mark != table.manifests_mark
+    if fresh:
+        changed |= _contradicted(plan, objects, [*roots, *newcomers], reading, costs)
+    return changed
 
 
 def _contradicted(
@@ -216,15 +221,16 @@ def _contradicted(
         .join(known, on=["root_id", "path"], how="left_anti")
         .withColumn("kept", F.lit(True))
     )
-    named = pin(references.references_of(fresh, roots, reading.opening, tasks=reading.tasks))
-    noted = notes(named)
+    named, noted = settle(
+        references.references_of(fresh, roots, reading.opening, tasks=reading.tasks)
+    )
     costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
     unread = errors_in(noted, "by_root", "key")
     if any(root.root_id in unread for root in roots[len(plan.tables) :]):
         # A table that appeared meanwhile and cannot be read may need files of any other.
         return {table.table_id: "a new table could not be read" for table in plan.tables}
-    by_key = data_rows(named).filter(F.col("key").isNotNull()).select("root_id", "key").distinct()
-    by_stem = data_rows(named).filter(F.col("stem").isNotNull()).select("stem").distinct()
+    by_key = named.filter(F.col("key").isNotNull()).select("root_id", "key").distinct()
+    by_stem = named.filter(F.col("stem").isNotNull()).select("stem").distinct()
     doomed = plan.deletions.select("table_id", "root_id", "key", "stem")
     hit = (
         doomed.join(by_key, on=["root_id", "key"], how="left_semi")
@@ -278,16 +284,12 @@ def _covers(unit: Unit, root: Root) -> bool:
     )
 
 
-def _newcomers(
-    plan: Plan, listed: DataFrame, units: Sequence[Unit], roots: Sequence[Root]
-) -> list[Root]:
+def _newcomers(plan: Plan, places: Iterable[Location], roots: Sequence[Root]) -> list[Root]:
     """Return tables that appeared in the plan's directories since."""
-    if not plan.directories:
-        return []
     known = {root.location for root in roots}
     number = max(root.root_id for root in plan.roots) + 1
-    places = [place for place in discover(listed, units) if place not in known]
-    return [Root(number + step, -1 - step, place) for step, place in enumerate(places)]
+    new = [place for place in places if place not in known]
+    return [Root(number + step, -1 - step, place) for step, place in enumerate(new)]
 
 
 def _unlisted(

@@ -11,31 +11,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Refused
-from lakewarden.formats.lance.layout import MANIFEST_PATH
 from lakewarden.maintenance import fleet
 from lakewarden.maintenance.fleet import Targets
-from lakewarden.model import FileKind
 from lakewarden.pipeline import history, listing, references
 from lakewarden.pipeline.frames import (
     NOTE_BASE,
     NOTE_ERROR,
     NOTE_LEFTOVER,
     NOTE_REQUESTS,
+    NOTE_STEMS,
+    NOTE_TABLE,
     NOTE_WARNING,
     Opening,
     ReadStores,
     Root,
-    data_rows,
     from_text,
-    notes,
-    pin,
+    settle,
 )
 from lakewarden.pipeline.history import Retention
-from lakewarden.pipeline.listing import Unit
+from lakewarden.pipeline.listing import Lister, State, Unit, states_in
 from lakewarden.storage.location import Location
 from lakewarden.world import Clock
 
@@ -86,9 +84,7 @@ class TableState:
     table_id: int
     root: Root
     changes: bool
-    objects: int = 0
-    bytes: int = 0
-    refs_mark: str = ""
+    seen: State
     error: LakewardenError | None = None
     warnings: tuple[str, ...] = ()
 
@@ -103,6 +99,8 @@ class Survey:
     objects: DataFrame
     versions: DataFrame
     references: DataFrame
+    #: Whether some references protect by name alone.
+    stems: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +118,14 @@ def survey(scope: Scope, reading: Reading, costs: Costs) -> Survey:
         units, objects, states = list_tables(scope.targets, reading, costs)
     roots = [state.root for state in states]
     with costs.stage(reading, "decide", f"{len(roots)} tables"):
-        versions = pin(_decided(objects, roots, scope, reading))
-        noted = notes(versions)
+        decided, noted = settle(_decided(objects, roots, scope, reading))
         costs.add_requests((row.branch, row.version) for row in noted if row.note == NOTE_REQUESTS)
         states = _with_errors(states, errors_in(noted, "root_id", "reasons"))
-        decided = data_rows(versions)
     with costs.stage(reading, "read versions"):
         must_open = decided.filter(F.col("must_open"))
-        named = pin(
+        named, noted = settle(
             references.references_of(must_open, roots, reading.opening, tasks=reading.tasks)
         )
-        noted = notes(named)
         costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
         states = _with_unread(states, named, noted)
         bases = {(row.by_root, row.key, row.stem) for row in noted if row.note == NOTE_BASE}
@@ -144,8 +139,9 @@ def survey(scope: Scope, reading: Reading, costs: Costs) -> Survey:
             roots = [*roots, *extra]
             objects = objects.unionByName(beside.objects)
             named = named.unionByName(beside.named)
-    everything = data_rows(named).unionByName(references.own_manifests(decided))
-    return Survey(states, roots, units, data_rows(objects), decided, everything)
+    everything = named.unionByName(references.own_manifests(decided))
+    stems = any(row.note == NOTE_STEMS for row in noted)
+    return Survey(states, roots, units, objects, decided, everything, stems)
 
 
 def list_tables(
@@ -156,19 +152,27 @@ def list_tables(
     units = fleet.units_of(targets, stores)
     above = fleet.tables_above((*targets.tables, *targets.directories), stores)
     costs.add_requests((kind.value, number) for kind, number in stores.requests().items())
+    nested: dict[Location, Location] = {}
     if targets.directories:
         listed, noted = list_fully(units, reading)
-        places = discover(listed, units)
+        places, nested = tables_in(noted, units)
         roots = [Root(number, number, place) for number, place in enumerate(places)]
-        objects = pin(listing.identify(data_rows(listed), units, roots))
+        objects, more = settle(listing.identify(listed, units, roots))
+        noted += more
     else:
-        places = dict.fromkeys(targets.tables)
-        roots = [Root(number, number, place) for number, place in enumerate(places)]
+        roots = [Root(number, number, place) for number, place in enumerate(targets.tables)]
         objects, noted = list_fully(units, reading, roots)
     costs.add_requests((row.key, row.size) for row in noted if row.note == NOTE_REQUESTS)
-    states = _states(objects, roots, targets, places)
-    states = [_inside_another(state, above) for state in states]
     failed = errors_in(noted, "unit", "key")
+    seen = states_in(noted)
+    states = []
+    for root in roots:
+        changes = targets.changes(root.location)
+        state = TableState(root.table_id, root, changes, seen.get(root.root_id, State()))
+        state = replace(state, error=_not_a_table(state, nested.get(root.location)))
+        states.append(_inside_another(state, above))
+    if failed and not states:
+        raise next(iter(failed.values()))
     return units, objects, _with_listing_errors(states, units, failed)
 
 
@@ -176,101 +180,48 @@ def list_fully(
     units: Sequence[Unit], reading: Reading, roots: Sequence[Root] | None = None
 ) -> tuple[DataFrame, list[Row]]:
     """List units to the end, in one round or two; with `roots` say what each object is."""
-
-    def known(listed: DataFrame) -> DataFrame:
-        return pin(listed if roots is None else listing.identify(listed, units, roots))
-
-    first = known(listing.list_units(reading.spark, units, reading.opening, tasks=reading.tasks))
-    noted = notes(first)
-    left = [(row.unit, row.key) for row in noted if row.note == NOTE_LEFTOVER]
-    rest = listing.list_leftovers(reading.spark, units, left, reading.opening, tasks=reading.tasks)
+    lister = Lister(reading.spark, reading.opening, reading.tasks, roots)
+    first, noted = settle(lister.first(units))
+    rest = lister.rest(units, [(row.unit, row.key) for row in noted if row.note == NOTE_LEFTOVER])
     if rest is None:
         return first, noted
-    second = known(rest)
-    return first.unionByName(second), noted + notes(second)
+    second, more = settle(rest)
+    return first.unionByName(second), noted + more
 
 
-def discover(listed: DataFrame, units: Sequence[Unit]) -> dict[Location, Location | None]:
-    """Return the tables among listed objects; for each, another table inside it if there is one."""
-    prefix = F.regexp_extract("key", MANIFEST_PATH, 1)
-    rows = (
-        data_rows(listed)
-        .filter(F.col("key").rlike(MANIFEST_PATH))
-        .select("unit", prefix.alias("prefix"))
-        .distinct()
-        .collect()
-    )
+def tables_in(
+    noted: Iterable[Row], units: Sequence[Unit]
+) -> tuple[list[Location], dict[Location, Location]]:
+    """Return the tables that were listed, and those among them that have another one inside."""
     by_store: dict[Location, list[str]] = {}
-    for unit, path in rows:
-        by_store.setdefault(units[unit].place.store, []).append(path)
-    found: dict[Location, Location | None] = {}
+    for row in noted:
+        if row.note == NOTE_TABLE:
+            by_store.setdefault(units[row.unit].place.store, []).append(row.key)
+    places: list[Location] = []
+    nested: dict[Location, Location] = {}
     for store, prefixes in by_store.items():
-        tables, nested = fleet.outermost(prefixes)
-        for path in tables:
-            inner = nested.get(path)
-            place = replace(store, path=path)
-            found[place] = replace(store, path=inner) if inner is not None else None
-    return dict(sorted(found.items()))
+        outer, inner = fleet.outermost(prefixes)
+        places += [replace(store, path=path) for path in outer]
+        nested |= {replace(store, path=o): replace(store, path=i) for o, i in inner.items()}
+    return sorted(places), nested
 
 
-def _states(
-    objects: DataFrame,
-    roots: Sequence[Root],
-    targets: Targets,
-    nested: dict[Location, Location | None],
-) -> list[TableState]:
-    """Summarise each table and refuse what is none, or has another table inside."""
-    another = F.regexp_extract("path", MANIFEST_PATH, 1)
-    rows = (
-        data_rows(objects)
-        .groupBy("root_id")
-        .agg(
-            F.count(F.lit(1)).alias("objects"),
-            F.sum("size").alias("bytes"),
-            F.count_if(F.col("kind") == FileKind.MANIFEST.value).alias("manifests"),
-            refs_mark().alias("refs_mark"),
-            F.max(F.when((another != "") & ~F.col("path").startswith("tree/"), another)).alias(
-                "nested"
-            ),
-        )
-        .collect()
-    )
-    by_root = {row.root_id: row for row in rows}
-    states = []
-    for root in roots:
-        row = by_root.get(root.root_id)
-        inner = nested.get(root.location)
-        if inner is None and row is not None and row.nested:
-            inner = root.location.child(row.nested)
-        state = TableState(root.table_id, root, targets.changes(root.location))
-        if row is not None:
-            state = replace(
-                state, objects=row.objects, bytes=row.bytes or 0, refs_mark=row.refs_mark
-            )
-        states.append(replace(state, error=_not_a_table(root, row, inner)))
-    return states
-
-
-def refs_mark() -> Column:
-    """Return an aggregate that changes whenever a tag or branch is made, moved or deleted."""
-    ref = F.when(F.col("kind") == FileKind.REF.value, F.struct("path", "size", "modified_us"))
-    return F.sha2(F.to_json(F.sort_array(F.collect_list(ref))), 256)
-
-
-def _not_a_table(root: Root, row: Any, inner: Location | None) -> LakewardenError | None:
-    place = root.location.uri
-    if row is None:
-        return NotFound(f"{place} does not exist or is empty; check the path and credentials")
-    if inner is not None:
+def _not_a_table(state: TableState, nested: Location | None) -> LakewardenError | None:
+    place = state.root.location
+    if not state.seen.objects:
+        return NotFound(f"{place.uri} does not exist or is empty; check the path and credentials")
+    if state.seen.nested:
+        nested = replace(place, path=state.root.key(state.seen.nested))
+    if nested is not None:
         return Refused(
             ErrorKind.LOCATION_OVERLAP,
-            f"another table lies inside {place} ({inner.uri}), so its files could be taken for "
+            f"another table lies inside {place.uri} ({nested.uri}), so its files could be taken for "
             "this table's; nothing goes: move one of them away",
         )
-    if not row.manifests:
+    if not state.seen.manifests:
         return Damaged(
             ErrorKind.NOT_A_TABLE,
-            f"{place} holds no Lance table (no _versions/*.manifest); name the table itself, or "
+            f"{place.uri} holds no Lance table (no _versions/*.manifest); name the table itself, or "
             "add --recursive for a directory of tables",
         )
     return None
@@ -317,22 +268,19 @@ def _with_listing_errors(
             if inside:
                 state = replace(state, error=error)  # noqa: PLW2901
         marked.append(state)
-    if not marked:
-        raise next(iter(failed.values()))
     return marked
 
 
 def _decided(
     objects: DataFrame, roots: Sequence[Root], scope: Scope, reading: Reading
 ) -> DataFrame:
-    data = data_rows(objects)
-    found = history.versions_of(data)
+    found = history.versions_of(objects)
     if scope.age_from_commit:
         found = history.commit_times(found, roots, reading.opening)
-    everything = found.unionByName(history.refs_of(data, roots, reading.opening))
+    everything = found.unionByName(history.refs_of(objects, roots, reading.opening))
     policy = scope.retention.policy
     if policy is not None and policy.clean_referenced_branches:
-        rules = history.branch_rules(history.versions_of(data), roots, reading.opening)
+        rules = history.branch_rules(history.versions_of(objects), roots, reading.opening)
         everything = everything.unionByName(rules)
     return history.decisions(everything, scope.retention)
 
@@ -343,7 +291,7 @@ def _with_unread(
     """Record which tables could not be read, and hold back what those may need."""
     failed = errors_in(noted, "by_root", "key")
     if failed:
-        seen = {row[0] for row in data_rows(named).select("by_root").distinct().collect()}
+        seen = {row[0] for row in named.select("by_root").distinct().collect()}
         uses: dict[int, set[str]] = {}
         for row in noted:
             if row.note == NOTE_BASE:
@@ -377,8 +325,9 @@ def _beside(
     errors = {
         extra[number].table_id: error for number, error in errors_in(noted, "unit", "key").items()
     }
-    named = pin(references.references_of(closed, roots, reading.opening, tasks=reading.tasks))
-    noted = notes(named)
+    named, noted = settle(
+        references.references_of(closed, roots, reading.opening, tasks=reading.tasks)
+    )
     costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
     return _Beside(objects, named, errors | errors_in(noted, "by_root", "key"))
 
@@ -438,24 +387,34 @@ def _uses(bases: set[str], place: Location) -> bool:
 def _extra_bases(
     bases: Iterable[tuple[int, str, str]], roots: Sequence[Root], reading: Reading, costs: Costs
 ) -> list[Root]:
-    """Return base paths that hold files of our tables but are no tables themselves."""
+    """Return base paths that hold files of our tables but are no tables themselves.
+
+    A shallow clone names the extra bases of its source, which looks after them; so a table that
+    takes files from another table has no extra bases of its own here.
+    """
     stores = ReadStores(reading.opening)
-    extra: dict[Location, Root] = {}
+    found: list[tuple[int, Location, bool]] = []
+    clones: set[int] = set()
     for by_root, path, is_dataset_root in sorted(bases):
         try:
             place = Location.parse(path)
         except LakewardenError:
             # A place we cannot even name is not one we delete from.
             continue
-        known = (*roots, *extra.values())
-        if any(_overlap(place, root.location) for root in known):
+        if _overlap(place, roots[by_root].location):
             continue
-        names, _ = stores(place).list_directory(place.path)
-        # A table of its own (the source of a shallow clone) looks after its own files.
-        if "_versions" not in names:
-            plain = is_dataset_root != "True"
-            table_id = roots[by_root].table_id
-            extra[place] = Root(len(known), table_id, place, owned=False, plain=plain)
+        names, objects = stores(place).list_directory(place.path)
+        # A table of its own, or one that was here and is gone.
+        gone = is_dataset_root == "True" and not names and not objects
+        if gone or "_versions" in names or any(_overlap(place, one.location) for one in roots):
+            clones.add(by_root)
+        else:
+            found.append((by_root, place, is_dataset_root != "True"))
+    extra: dict[Location, Root] = {}
+    for by_root, place, plain in found:
+        if by_root not in clones and not any(_overlap(place, other) for other in extra):
+            number = len(roots) + len(extra)
+            extra[place] = Root(number, roots[by_root].table_id, place, owned=False, plain=plain)
     costs.add_requests((kind.value, number) for kind, number in stores.requests().items())
     return list(extra.values())
 

@@ -54,8 +54,13 @@ def classify(
     references: DataFrame,
     roots: Sequence[Root],
     margin: Margin,
+    *,
+    stems: bool,
 ) -> DataFrame:
-    """Return every object with its verdict, and what kept versions name but the listing lacks."""
+    """Return every object with its verdict, and what kept versions name but the listing lacks.
+
+    `stems` says whether any reference protects by name alone; without, a join is saved.
+    """
     named = (
         references.filter(F.col("key").isNotNull())
         .groupBy("root_id", "key")
@@ -66,25 +71,25 @@ def classify(
             F.max_by("version", "kept").alias("by_version"),
         )
     )
-    # Random names protect wherever they appear, so the root plays no part in this join.
-    mentioned = (
-        references.filter(F.col("stem").isNotNull() & F.col("kept"))
-        .select("stem")
-        .distinct()
-        .withColumn("mentioned", F.lit(True))
-    )
     table = F.broadcast(frame(spark, _ROOTS, [_root_row(root) for root in roots]))
     facts = (
         objects.join(named, on=["root_id", "key"], how="full_outer")
         .join(table, on="root_id", how="inner")
         .withColumn("stem", stem_of(F.col("key")))
-        .join(mentioned, on="stem", how="left")
-        .withColumn(
-            "named_by_kept",
-            F.coalesce("named_by_kept", F.lit(False)) | F.col("mentioned").isNotNull(),
-        )
+        .withColumn("named_by_kept", F.coalesce("named_by_kept", F.lit(False)))
         .withColumn("named_by_going", F.coalesce("named_by_going", F.lit(False)))
     )
+    if stems:
+        # Random names protect wherever they appear, so the root plays no part in this join.
+        mentioned = (
+            references.filter(F.col("stem").isNotNull() & F.col("kept"))
+            .select("stem")
+            .distinct()
+            .withColumn("mentioned", F.lit(True))
+        )
+        facts = facts.join(mentioned, on="stem", how="left").withColumn(
+            "named_by_kept", F.col("named_by_kept") | F.col("mentioned").isNotNull()
+        )
     present = F.col("path").isNotNull()
     # Transaction files are history, not data: a version reads without its own.
     lost = F.col("named_by_kept") & F.col("owned") & ~F.col("key").contains("_transactions/")

@@ -27,9 +27,14 @@ IN_FLIGHT = 64
 BATCH_ROWS = 16_384
 
 #: What kind of row this is besides ordinary data; null for data.
-NOTE_ERROR, NOTE_REQUESTS, NOTE_LEFTOVER, NOTE_BASE, NOTE_WARNING = (
-    "error", "requests", "leftover", "base", "warning",
-)  # fmt: skip
+NOTE_ERROR = "error"
+NOTE_WARNING = "warning"
+NOTE_REQUESTS = "requests"
+NOTE_LEFTOVER = "leftover"
+NOTE_TABLE = "table"
+NOTE_STATE = "state"
+NOTE_BASE = "base"
+NOTE_STEMS = "stems"
 
 LISTING = pa.schema(
     [
@@ -147,14 +152,12 @@ def pin(data: DataFrame) -> DataFrame:
     return data.localCheckpoint(eager=True)
 
 
-def data_rows(data: DataFrame) -> DataFrame:
-    """Return the rows that are data, without notes."""
-    return data.filter(F.col("note").isNull())
-
-
-def notes(data: DataFrame) -> list[Row]:
-    """Return the rows that are no data, to the driver; stages write few of them."""
-    return data.filter(F.col("note").isNotNull()).collect()
+def settle(data: DataFrame) -> tuple[DataFrame, list[Row]]:
+    """Pin a stage and return its data and its notes, in one job."""
+    # The checkpoint is made by the first job that computes all of it: the one that gets the notes.
+    pinned = data.localCheckpoint(eager=False)
+    noted = pinned.filter(F.col("note").isNotNull()).collect()
+    return pinned.filter(F.col("note").isNull()), noted
 
 
 def to_micros(moment: datetime | None) -> int | None:

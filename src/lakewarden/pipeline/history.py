@@ -114,8 +114,17 @@ def _decide(retention: Retention, table: pa.Table) -> pa.Table:
     try:
         return _decide_rows(retention, rows)
     except LakewardenError as error:
-        row = {"root_id": rows[0]["root_id"], "reasons": as_text(error), "note": NOTE_ERROR}
-        return pa.Table.from_pylist([row], schema=DECISIONS)
+        failed = {"root_id": rows[0]["root_id"], "reasons": as_text(error), "note": NOTE_ERROR}
+        # Nothing of this table goes, but other tables do: what its versions take from them (it may
+        # be a shallow clone) must still be known.
+        return pa.Table.from_pylist([failed, *_all_kept(rows)], schema=DECISIONS)
+
+
+def _all_kept(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        if row["what"] in (_VERSION, _STAGED):
+            known = {name: row[name] for name in DECISIONS.names if name in row and name != "note"}
+            yield {**known, "kept": True, "reasons": "not decided", "must_open": True}
 
 
 def _decide_rows(retention: Retention, rows: list[dict[str, Any]]) -> pa.Table:
@@ -202,7 +211,7 @@ def _reading(roots: Sequence[Root], opening: Opening, reader: Reader) -> Stage:
             return None
         except LakewardenError as error:
             named = Damaged(error.kind, f"{row['path']}: {error.message}")
-            return {"root_id": row["root_id"], "name": as_text(named), "note": NOTE_ERROR}
+            return {**row, "name": as_text(named), "note": NOTE_ERROR}
 
     def read_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         stores = ReadStores(opening)

@@ -8,23 +8,29 @@ share a few requests.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from lakewarden.errors import LakewardenError
 from lakewarden.formats.lance import layout
+from lakewarden.model import FileKind
 from lakewarden.pipeline.frames import (
     LISTING,
     NOTE_ERROR,
     NOTE_LEFTOVER,
     NOTE_REQUESTS,
+    NOTE_STATE,
+    NOTE_TABLE,
     OBJECTS,
     Opening,
     ReadStores,
@@ -50,6 +56,7 @@ _SPLITS = (
     "data/2", "tree/",
 )  # fmt: skip
 
+_MANIFEST_PATH = re.compile(layout.MANIFEST_PATH, re.DOTALL)
 _UNITS = pa.schema(
     [("unit", pa.int32()), ("uri", pa.string()), ("after", pa.string()), ("before", pa.string())]
 )
@@ -66,31 +73,49 @@ class Unit:
     inside: tuple[str, ...] = ()
 
 
-def list_units(
-    spark: SparkSession, units: Sequence[Unit], opening: Opening, *, tasks: int
-) -> DataFrame:
-    """List every unit; one row per object, notes for leftovers, errors and requests."""
-    return _list(spark, units, opening, range(len(units)), tasks=tasks, pages=PAGES_PER_UNIT)
+@dataclass(frozen=True, slots=True)
+class Lister:
+    """Lists units on `tasks` tasks; with `roots` it also says what each object is."""
 
+    spark: SparkSession
+    opening: Opening
+    tasks: int
+    roots: Sequence[Root] | None = None
 
-def list_leftovers(
-    spark: SparkSession,
-    units: Sequence[Unit],
-    leftovers: Iterable[tuple[int, str]],
-    opening: Opening,
-    *,
-    tasks: int,
-) -> DataFrame | None:
-    """List what the first round left (unit, last key), by key range; None if it left nothing."""
-    parts: list[Unit] = []
-    owners: list[int] = []
-    for unit, last_key in leftovers:
-        for part in split(replace(units[unit], after=last_key)):
-            parts.append(part)
-            owners.append(unit)
-    if not parts:
-        return None
-    return _list(spark, parts, opening, owners, tasks=max(tasks, len(parts)), pages=None)
+    def first(self, units: Sequence[Unit]) -> DataFrame:
+        """List every unit; notes tell tables found, leftovers, errors and requests."""
+        return self._list(units, units, range(len(units)), self.tasks, PAGES_PER_UNIT)
+
+    def rest(self, units: Sequence[Unit], leftovers: Iterable[tuple[int, str]]) -> DataFrame | None:
+        """List what the first round left (unit, last key), by key range; None if nothing."""
+        parts: list[Unit] = []
+        owners: list[int] = []
+        for unit, last_key in leftovers:
+            for part in split(replace(units[unit], after=last_key)):
+                parts.append(part)
+                owners.append(unit)
+        if not parts:
+            return None
+        return self._list(units, parts, owners, max(self.tasks, len(parts)), None)
+
+    def _list(
+        self,
+        units: Sequence[Unit],
+        parts: Sequence[Unit],
+        owners: Sequence[int],
+        tasks: int,
+        pages: int | None,
+    ) -> DataFrame:
+        rows = [
+            {"unit": owner, "uri": part.place.uri, "after": part.after, "before": part.before}
+            for owner, part in zip(owners, parts, strict=True)
+        ]
+        spread = frame(self.spark, _UNITS, rows).repartition(max(1, min(tasks, len(rows))))
+        lists = _lister(self.opening, pages)
+        if self.roots is None:
+            return spread.mapInArrow(lists, sql(LISTING))
+        identifies = _identifier([unit.place.store.uri for unit in units], self.roots)
+        return spread.mapInArrow(lambda batches: identifies(lists(batches)), sql(OBJECTS))
 
 
 def split(unit: Unit) -> list[Unit]:
@@ -108,23 +133,6 @@ def split(unit: Unit) -> list[Unit]:
     # by such names; somebody else's (a folder marker, say) is then simply not considered.
     bounds = [after, *inner, before]
     return [replace(unit, after=low, before=high) for low, high in pairwise(bounds)]
-
-
-def _list(
-    spark: SparkSession,
-    units: Sequence[Unit],
-    opening: Opening,
-    owners: Sequence[int],
-    *,
-    tasks: int,
-    pages: int | None,
-) -> DataFrame:
-    rows = [
-        {"unit": owner, "uri": unit.place.uri, "after": unit.after, "before": unit.before}
-        for owner, unit in zip(owners, units, strict=True)
-    ]
-    spread = frame(spark, _UNITS, rows).repartition(max(1, min(tasks, len(rows))))
-    return spread.mapInArrow(_lister(opening, pages), sql(LISTING))
 
 
 def _lister(opening: Opening, pages: int | None) -> Stage:
@@ -147,11 +155,13 @@ def _list_one(row: dict[str, Any], stores: ReadStores, pages: int | None) -> lis
     after, before = row["after"], row["before"]
     limit = pages * LIST_PAGE_SIZE if pages else None
     found: list[pa.RecordBatch] = []
+    tables: set[str] = set()
     count = 0
     try:
         listing = stores(place).list(place.path, after=after, before=before)
         for batch in listing:
             found.append(_listing_batch(batch, row["unit"]))
+            tables.update(_tables_in(batch.column("key").to_pylist()))
             count += batch.num_rows
             if limit is not None and count >= limit:
                 last = batch.column("key")[-1].as_py()
@@ -164,10 +174,18 @@ def _list_one(row: dict[str, Any], stores: ReadStores, pages: int | None) -> lis
         return list(
             batches([{"unit": row["unit"], "key": as_text(error), "note": NOTE_ERROR}], LISTING)
         )
-    return found
+    noted = [{"unit": row["unit"], "key": table, "note": NOTE_TABLE} for table in tables]
+    return [*found, *batches(noted, LISTING)]
 
 
-def _listing_batch(batch: pa.RecordBatch, unit: object) -> pa.RecordBatch:
+def _tables_in(keys: Iterable[str]) -> Iterator[str]:
+    """Yield the directories that hold versions."""
+    for key in keys:
+        if "_versions/" in key and (found := _MANIFEST_PATH.match(key)):
+            yield found[1] or ""
+
+
+def _listing_batch(batch: pa.RecordBatch, unit: int) -> pa.RecordBatch:
     rows = batch.num_rows
     return pa.RecordBatch.from_arrays(
         [
@@ -187,44 +205,109 @@ def identify(listing: DataFrame, units: Sequence[Unit], roots: Sequence[Root]) -
     return listing.mapInArrow(_identifier(stores, roots), sql(OBJECTS))
 
 
+class _Places:
+    """Finds the root an object lies under.  Roots do not overlap."""
+
+    def __init__(self, roots: Sequence[Root]) -> None:
+        self._roots: dict[str, list[Root]] = {}
+        for root in sorted(roots, key=lambda root: root.key("")):
+            self._roots.setdefault(root.location.store.uri, []).append(root)
+        self._prefixes = {
+            store: [root.key("") for root in inside] for store, inside in self._roots.items()
+        }
+
+    def root_of(self, store: str, key: str) -> Root | None:
+        prefixes = self._prefixes.get(store, [])
+        position = bisect_right(prefixes, key) - 1
+        if position < 0 or not key.startswith(prefixes[position]):
+            return None
+        return self._roots[store][position]
+
+
 def _identifier(stores: Sequence[str], roots: Sequence[Root]) -> Stage:
-    by_store: dict[str, list[tuple[str, Root]]] = {}
-    for root in roots:
-        prefix = f"{root.location.path}/" if root.location.path else ""
-        by_store.setdefault(root.location.store.uri, []).append((prefix, root))
-    for entries in by_store.values():
-        entries.sort(key=lambda entry: entry[0])
-    prefixes = {store: [prefix for prefix, _ in entries] for store, entries in by_store.items()}
+    places = _Places(roots)
 
     def identify_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        states: dict[int, State] = {}
         for batch in incoming:
-            rows = []
-            for row in batch.to_pylist():
-                if row["note"] is not None:
-                    rows.append({name: row[name] for name in ("unit", "key", "size", "note")})
+            rows: list[tuple[object, ...]] = []
+            # Row by row as tuples: a dictionary per row would double the time of a long listing.
+            for unit, key, size, modified, note in zip(
+                *(column.to_pylist() for column in batch.columns), strict=True
+            ):
+                if note is not None:
+                    rows.append((None, None, None, key, None, None, None, size, None, unit, note))
                     continue
-                store = stores[row["unit"]]
-                position = bisect_right(prefixes.get(store, []), row["key"]) - 1
-                if position >= 0:
-                    prefix, root = by_store[store][position]
-                    if row["key"].startswith(prefix):
-                        rows.append(_object(row, row["key"][len(prefix) :], root))
-            yield from batches(rows, OBJECTS)
+                root = places.root_of(stores[unit], key)
+                if root is None:
+                    continue
+                path = key[len(root.key("")) :]
+                entry = layout.classify_extra_base(path) if root.plain else layout.classify(path)
+                states.setdefault(root.root_id, State()).count(path, entry, size, modified)
+                rows.append(
+                    (root.root_id, path, entry.kind.value, entry.key, entry.branch, entry.version,
+                     entry.detached, size, modified, unit, None)
+                )  # fmt: skip
+            if rows:
+                columns = zip(zip(*rows, strict=True), OBJECTS, strict=True)
+                arrays = [pa.array(column, field.type) for column, field in columns]
+                yield pa.RecordBatch.from_arrays(arrays, schema=OBJECTS)
+        noted = [
+            {"root_id": root_id, "key": json.dumps(asdict(state)), "note": NOTE_STATE}
+            for root_id, state in states.items()
+        ]
+        yield from batches(noted, OBJECTS)
 
     return identify_batches
 
 
-def _object(row: dict[str, Any], path: str, root: Root) -> dict[str, Any]:
-    entry = layout.classify_extra_base(path) if root.plain else layout.classify(path)
-    return {
-        "root_id": root.root_id,
-        "path": path,
-        "kind": entry.kind.value,
-        "key": entry.key,
-        "branch": entry.branch,
-        "version": entry.version,
-        "detached": entry.detached,
-        "size": row["size"],
-        "modified_us": row["modified_us"],
-        "unit": row["unit"],
-    }
+@dataclass(slots=True)
+class State:
+    """What a listing shows of one table, or of the part of it that one task saw.
+
+    Marks are sums of hashes: independent of order, they add up over tasks and change whenever an
+    object of that kind appears, disappears or is written again.
+    """
+
+    objects: int = 0
+    bytes: int = 0
+    manifests: int = 0
+    refs_mark: int = 0
+    manifests_mark: int = 0
+    #: Another table found inside.
+    nested: str = ""
+
+    def count(self, path: str, entry: layout.Entry, size: int, modified: int | None) -> None:
+        self.objects += 1
+        self.bytes += size
+        if entry.kind is FileKind.REF:
+            self.refs_mark += _hash(f"{path}\0{size}\0{modified}")
+        elif entry.kind is FileKind.MANIFEST:
+            self.manifests += 1
+            self.manifests_mark += _hash(path)
+        elif entry.kind is FileKind.UNKNOWN and not path.startswith("tree/"):
+            self.nested = max(self.nested, next(_tables_in([path]), ""))
+
+    def __add__(self, other: State) -> State:
+        return State(
+            self.objects + other.objects,
+            self.bytes + other.bytes,
+            self.manifests + other.manifests,
+            self.refs_mark + other.refs_mark,
+            self.manifests_mark + other.manifests_mark,
+            max(self.nested, other.nested),
+        )
+
+
+def states_in(noted: Iterable[Row]) -> dict[int, State]:
+    """Add up the states that tasks have noted, by root."""
+    states: dict[int, State] = {}
+    for row in noted:
+        if row.note == NOTE_STATE:
+            states[row.root_id] = states.get(row.root_id, State()) + State(**json.loads(row.key))
+    return states
+
+
+def _hash(text: str) -> int:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")

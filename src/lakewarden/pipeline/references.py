@@ -23,6 +23,7 @@ from lakewarden.pipeline.frames import (
     NOTE_BASE,
     NOTE_ERROR,
     NOTE_REQUESTS,
+    NOTE_STEMS,
     NOTE_WARNING,
     REFERENCES,
     Opening,
@@ -147,12 +148,12 @@ class _Naming:
                     ErrorKind.CORRUPT_MANIFEST, f"it names base path {base_id}, which it lacks"
                 )
             if row["kept"]:
-                yield {"stem": stem(path), **mark}
+                yield from self._stem(path, mark)
             else:
                 yield from self._going_elsewhere(base, path, mark)
         if row["kept"]:
             for mention in found.mentions:
-                yield {"stem": stem(mention), **mark}
+                yield from self._stem(mention, mark)
         for base in found.bases.values():
             if self._first((NOTE_BASE, row["root_id"], base)):
                 yield {
@@ -161,6 +162,12 @@ class _Naming:
                     "note": NOTE_BASE,
                     **mark,
                 }
+
+    def _stem(self, name: str, mark: Row) -> Iterator[Row]:
+        """Protect a name wherever it appears; say once that there are such names at all."""
+        if self._first((NOTE_STEMS,)):
+            yield {"note": NOTE_STEMS}
+        yield {"stem": stem(name), **mark}
 
     def _going_elsewhere(self, base: Base, path: str, mark: Row) -> Iterator[Row]:
         """Yield the reference of a going version to a file in another root that we know."""

@@ -33,6 +33,8 @@ _MAGIC = b"LANC"
 #: overlays, covering indices, mixed file versions.
 _KNOWN_FLAGS = (1 << 9) - 1
 _WIRE_LENGTH_DELIMITED = 2
+#: Names of indices that Lance keeps for itself, such as `__lance_frag_reuse`.
+_SYSTEM_INDEX = "__lance_"
 _YEAR_10000 = 253_402_300_800
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
@@ -241,7 +243,12 @@ def _manifest(parsed: Any, fragments: Any, indices: Any, bases: Mapping[int, Bas
         named.update(_named_by_fragment(fragment))
     for index in indices.indices:
         base = index.base_id if index.HasField("base_id") else None
-        named.add((base, f"_indices/{uuid.UUID(bytes=index.uuid.uuid)}/"))
+        segment = str(uuid.UUID(bytes=index.uuid.uuid))
+        if index.name.startswith(_SYSTEM_INDEX):
+            # Small ones are written into the manifest and have no files, so none can be missing.
+            mentions.add(segment)
+        else:
+            named.add((base, f"_indices/{segment}/"))
         mentions.update(_strings(index.details))
     if parsed.transaction_file:
         named.add((None, f"_transactions/{parsed.transaction_file}"))
