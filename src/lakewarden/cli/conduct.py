@@ -11,7 +11,7 @@ import typer
 
 from lakewarden.cli import output
 from lakewarden.cli.options import check_rate, opening
-from lakewarden.errors import ErrorKind, Exit, Refused
+from lakewarden.errors import Damaged, ErrorKind, Exit, Refused
 
 if TYPE_CHECKING:
     from lakewarden.cli.session import Engine
@@ -59,6 +59,12 @@ def remove(
     ask(places, consent)
     reading = start(engine, options, consent)
     plan = operations.plan(targets, request, reading, now=reading.clock.now())
+    if not plan.tables:
+        named = ", ".join(place.uri for place in places)
+        raise Damaged(
+            ErrorKind.NOT_A_TABLE,
+            f"no Lance table was found below {named} (no _versions/*.manifest); check the path",
+        )
     tell_warnings(plan)
     if save_plan is not None:
         plans.save(plan, save_plan, Stores(reading.opening))

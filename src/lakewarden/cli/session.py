@@ -49,7 +49,7 @@ def tasks_for(spark: SparkSession, engine: Engine) -> int:
     if asked is not None:
         return int(asked)
     if engine.master is None and engine.remote is None:
-        return 2 * cores()
+        return cores()
     # DataFrame API only: the number of executors is not ours to ask, their default is.
     parallelism = spark.conf.get("spark.default.parallelism", "") or ""
     return int(parallelism) if parallelism.isdigit() else 16
@@ -116,7 +116,9 @@ def _settings(engine: Engine) -> dict[str, str]:
             "spark.driver.memory": f"{max(1, min(8, _memory() // _GIB // 4))}g",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.sql.shuffle.partitions": str(2 * cores()),
+            "spark.sql.shuffle.partitions": str(cores()),
+            # Few partitions and no surprises: replanning at every stage costs more than it saves.
+            "spark.sql.adaptive.enabled": "false",
             # Forks workers from a process that has the imports done.
             "spark.python.daemon.module": "lakewarden.pipeline.daemon",
         }

@@ -153,4 +153,7 @@ def _is_table(place: Location, stores: ReadStores) -> bool:
         if error.kind is ErrorKind.ACCESS_DENIED:
             # Credentials often reach only the table itself; what we may not see we cannot delete.
             return False
+        if error.kind is ErrorKind.NOT_FOUND:
+            # A bucket that is not there holds no table; listing the target will say so.
+            return False
         raise

@@ -164,14 +164,14 @@ def _delete(
         content = deletion.delete_content(
             doomed.filter(~is_manifest), plan.roots, reading.opening, pace
         )
-        done = deletion.summarise(content).collect()
+        done = content.collect()
     held = {row.table_id for row in done if row.outcome == Deletion.FAILED.value}
     with costs.stage(reading, "delete manifests"):
         ready = {number: table for number, table in going.items() if number not in held}
         if any(table.removal.manifest_files_removed for table in ready.values()):
             manifests = _of_tables(doomed.filter(is_manifest), ready, plan)
             last = deletion.delete_manifests(manifests, plan.roots, reading.opening, pace)
-            done += deletion.summarise(last).collect()
+            done += last.collect()
     costs.add_requests((row.kind, row.files) for row in done if row.note == NOTE_REQUESTS)
     return [row for row in done if row.note is None]
 

@@ -22,6 +22,7 @@ from lakewarden.pipeline.frames import (
     NOTE_BASE,
     NOTE_ERROR,
     NOTE_LEFTOVER,
+    NOTE_OPEN,
     NOTE_REQUESTS,
     NOTE_STEMS,
     NOTE_TABLE,
@@ -38,6 +39,8 @@ from lakewarden.storage.location import Location
 from lakewarden.world import Clock
 
 Progress = Callable[[str, str], None]
+#: Manifests to read that make it worth another task.
+_VERSIONS_PER_TASK = 64
 
 
 def silent(_stage: str, _detail: str) -> None:
@@ -118,13 +121,16 @@ def survey(scope: Scope, reading: Reading, costs: Costs) -> Survey:
         units, objects, states = list_tables(scope.targets, reading, costs)
     roots = [state.root for state in states]
     with costs.stage(reading, "decide", f"{len(roots)} tables"):
-        decided, noted = settle(_decided(objects, roots, scope, reading))
+        refs = any(state.seen.refs_mark for state in states)
+        decided, noted = settle(_decided(objects, roots, scope, reading, refs=refs))
         costs.add_requests((row.branch, row.version) for row in noted if row.note == NOTE_REQUESTS)
         states = _with_errors(states, errors_in(noted, "root_id", "reasons"))
     with costs.stage(reading, "read versions"):
         must_open = decided.filter(F.col("must_open"))
+        number = sum(row.version for row in noted if row.note == NOTE_OPEN)
+        tasks = max(1, min(reading.tasks, number // _VERSIONS_PER_TASK))
         named, noted = settle(
-            references.references_of(must_open, roots, reading.opening, tasks=reading.tasks)
+            references.references_of(must_open, roots, reading.opening, tasks=tasks)
         )
         costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
         states = _with_unread(states, named, noted)
@@ -272,12 +278,14 @@ def _with_listing_errors(
 
 
 def _decided(
-    objects: DataFrame, roots: Sequence[Root], scope: Scope, reading: Reading
+    objects: DataFrame, roots: Sequence[Root], scope: Scope, reading: Reading, *, refs: bool
 ) -> DataFrame:
     found = history.versions_of(objects)
     if scope.age_from_commit:
         found = history.commit_times(found, roots, reading.opening)
-    everything = found.unionByName(history.refs_of(objects, roots, reading.opening))
+    everything = found
+    if refs:
+        everything = found.unionByName(history.refs_of(objects, roots, reading.opening))
     policy = scope.retention.policy
     if policy is not None and policy.clean_referenced_branches:
         rules = history.branch_rules(history.versions_of(objects), roots, reading.opening)

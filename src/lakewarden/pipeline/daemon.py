@@ -31,10 +31,6 @@ if __name__ == "__main__":
     sys.path[:] = without_archives(sys.path)
     sys.path_importer_cache.clear()
 
-    import lakewarden.pipeline.classification
-    import lakewarden.pipeline.deletion
-    import lakewarden.pipeline.history
-    import lakewarden.pipeline.references
     from pyspark.daemon import manager
 
     manager()  # type: ignore[no-untyped-call]

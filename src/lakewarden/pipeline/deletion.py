@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from lakewarden.errors import LakewardenError
 from lakewarden.pipeline.frames import (
@@ -23,6 +22,7 @@ from lakewarden.pipeline.frames import (
     Stores,
     batches,
     concurrently,
+    spread,
     sql,
 )
 from lakewarden.storage.store import DELETE_BATCH_MAX, DeleteResult, Deletion
@@ -64,16 +64,19 @@ def delete_content(
     files: DataFrame, roots: Sequence[Root], opening: Opening, pace: Pace
 ) -> DataFrame:
     """Delete files in any order; returns RECEIPTS."""
-    spread = files.select(*_COLUMNS).repartition(pace.tasks)
-    return spread.mapInArrow(_deleter(roots, opening, pace, in_order=False), sql(RECEIPTS))
+    return (
+        files.select(*_COLUMNS)
+        .coalesce(pace.tasks)
+        .mapInArrow(_deleter(roots, opening, pace, in_order=False), sql(RECEIPTS))
+    )
 
 
 def delete_manifests(
     manifests: DataFrame, roots: Sequence[Root], opening: Opening, pace: Pace
 ) -> DataFrame:
     """Delete manifests oldest first, one batch after the other, so a crash leaves no gap below."""
-    spread = manifests.select(*_COLUMNS).repartition(pace.tasks, "table_id")
-    ordered = spread.sortWithinPartitions("version", "table_id", "path")
+    together = spread(manifests.select(*_COLUMNS), pace.tasks, "table_id")
+    ordered = together.sortWithinPartitions("version", "table_id", "path")
     return ordered.mapInArrow(_deleter(roots, opening, pace, in_order=True), sql(RECEIPTS))
 
 
@@ -185,12 +188,3 @@ def _receipts(outcome: Mapping[tuple[object, ...], list[int]]) -> Iterator[Row]:
             "bytes": size,
             "error": error,
         }
-
-
-def summarise(receipts: DataFrame) -> DataFrame:
-    """Add receipts of all tasks up; one row per table, kind and outcome, one error as an example."""
-    return receipts.groupBy("table_id", "kind", "outcome", "note").agg(
-        F.sum("files").alias("files"),
-        F.sum("bytes").alias("bytes"),
-        F.max("error").alias("error"),
-    )

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from lakewarden.errors import ErrorKind, LakewardenError, StorageError
@@ -34,6 +34,7 @@ NOTE_LEFTOVER = "leftover"
 NOTE_TABLE = "table"
 NOTE_STATE = "state"
 NOTE_BASE = "base"
+NOTE_OPEN = "open"
 NOTE_STEMS = "stems"
 
 LISTING = pa.schema(
@@ -158,6 +159,11 @@ def settle(data: DataFrame) -> tuple[DataFrame, list[Row]]:
     pinned = data.localCheckpoint(eager=False)
     noted = pinned.filter(F.col("note").isNotNull()).collect()
     return pinned.filter(F.col("note").isNull()), noted
+
+
+def spread(data: DataFrame, tasks: int, *by: Column | str) -> DataFrame:
+    """Cut a frame into tasks; rows that agree in `by` stay together.  One task needs no shuffle."""
+    return data.repartition(tasks, *by) if tasks > 1 else data.coalesce(1)
 
 
 def to_micros(moment: datetime | None) -> int | None:

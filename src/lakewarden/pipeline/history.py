@@ -24,6 +24,7 @@ from lakewarden.pipeline.frames import (
     DECISIONS,
     HISTORY,
     NOTE_ERROR,
+    NOTE_OPEN,
     NOTE_REQUESTS,
     Opening,
     ReadStores,
@@ -79,8 +80,8 @@ def refs_of(objects: DataFrame, roots: Sequence[Root], opening: Opening) -> Data
 
 def commit_times(versions: DataFrame, roots: Sequence[Root], opening: Opening) -> DataFrame:
     """Open every manifest and take the version's age from the time written inside."""
-    spread = versions.select(*HISTORY.names).repartition(F.col("path"))
-    return spread.mapInArrow(_reading(roots, opening, _read_commit_time), sql(HISTORY))
+    every = versions.select(*HISTORY.names).repartition(F.col("path"))
+    return every.mapInArrow(_reading(roots, opening, _read_commit_time), sql(HISTORY))
 
 
 def branch_rules(versions: DataFrame, roots: Sequence[Root], opening: Opening) -> DataFrame:
@@ -132,7 +133,7 @@ def _decide_rows(retention: Retention, rows: list[dict[str, Any]]) -> pa.Table:
     if failed is not None:
         raise from_text(str(failed["name"]))
     history, by_version = _history(rows)
-    decided = []
+    decided: list[dict[str, Any]] = []
     for decision in decide(history, retention.policy, retention.now):
         row = by_version[decision.version]
         modified = from_micros(row["modified_us"])
@@ -152,6 +153,8 @@ def _decide_rows(retention: Retention, rows: list[dict[str, Any]]) -> pa.Table:
                 "must_open": decision.keep or can_change_a_verdict,
             }
         )
+    to_open = sum(row["must_open"] for row in decided)
+    decided.append({"root_id": rows[0]["root_id"], "version": to_open, "note": NOTE_OPEN})
     return pa.Table.from_pylist(decided, schema=DECISIONS)
 
 

@@ -40,6 +40,7 @@ from lakewarden.pipeline.frames import (
     batches,
     concurrently,
     frame,
+    spread,
     sql,
 )
 from lakewarden.storage.location import Location
@@ -47,6 +48,8 @@ from lakewarden.storage.store import LIST_PAGE_SIZE
 
 #: Pages a unit lists before it leaves the rest to others.
 PAGES_PER_UNIT = 20
+#: Units that one task lists at the same time.
+_UNITS_PER_TASK = 8
 #: Names of data files start with random binary digits, transactions with a version number.
 _SPLITS = (
     "_deletions/", "_indices/", "_refs/",
@@ -96,7 +99,7 @@ class Lister:
                 owners.append(unit)
         if not parts:
             return None
-        return self._list(units, parts, owners, max(self.tasks, len(parts)), None)
+        return self._list(units, parts, owners, len(parts), None)
 
     def _list(
         self,
@@ -110,12 +113,12 @@ class Lister:
             {"unit": owner, "uri": part.place.uri, "after": part.after, "before": part.before}
             for owner, part in zip(owners, parts, strict=True)
         ]
-        spread = frame(self.spark, _UNITS, rows).repartition(max(1, min(tasks, len(rows))))
+        cut = spread(frame(self.spark, _UNITS, rows), min(tasks, -(-len(rows) // _UNITS_PER_TASK)))
         lists = _lister(self.opening, pages)
         if self.roots is None:
-            return spread.mapInArrow(lists, sql(LISTING))
+            return cut.mapInArrow(lists, sql(LISTING))
         identifies = _identifier([unit.place.store.uri for unit in units], self.roots)
-        return spread.mapInArrow(lambda batches: identifies(lists(batches)), sql(OBJECTS))
+        return cut.mapInArrow(lambda batches: identifies(lists(batches)), sql(OBJECTS))
 
 
 def split(unit: Unit) -> list[Unit]:

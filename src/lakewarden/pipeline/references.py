@@ -33,6 +33,7 @@ from lakewarden.pipeline.frames import (
     as_text,
     batches,
     concurrently,
+    spread,
     sql,
 )
 from lakewarden.storage.location import Location
@@ -49,8 +50,8 @@ def references_of(
     needed = versions.select("root_id", "branch", "version", "path", "kept")
     # Neighbours share fragments, so they are read by the same task, kept ones first.
     neighbourhood = F.floor(F.col("version") / _NEIGHBOURS)
-    spread = needed.repartition(tasks, "root_id", "branch", neighbourhood)
-    ordered = spread.sortWithinPartitions("root_id", "branch", F.desc("kept"), "version")
+    near = spread(needed, tasks, "root_id", "branch", neighbourhood)
+    ordered = near.sortWithinPartitions("root_id", "branch", F.desc("kept"), "version")
     return ordered.mapInArrow(_reader(roots, opening), sql(REFERENCES))
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 RETRY_SECONDS = 60.0
 RETRIES = 10
 _BACKOFF_MAX_SECONDS = 10.0
+_RETRIES_MAX = 10_000
+_RETRY_SECONDS_MAX = 86_400
 
 _CLIENT_FLAGS = ("allow_http", "allow_invalid_certificates", "http1_only", "http2_only")
 _CLIENT_TEXTS = ("timeout", "connect_timeout", "read_timeout", "proxy_url", "user_agent")
@@ -98,6 +100,12 @@ def _retry(options: Mapping[str, str]) -> RetryConfig:
             ErrorKind.USAGE,
             f"storage options {' and '.join(_RETRY_NAMES)} must be numbers ({error})",
         ) from error
+    if not (0 <= retries <= _RETRIES_MAX and 0 <= seconds <= _RETRY_SECONDS_MAX):
+        raise UsageError(
+            ErrorKind.USAGE,
+            f"storage option client_max_retries goes from 0 to {_RETRIES_MAX:,}, "
+            f"client_retry_timeout from 0 to {_RETRY_SECONDS_MAX:,} seconds",
+        )
     return {
         "max_retries": retries,
         "retry_timeout": timedelta(seconds=seconds),

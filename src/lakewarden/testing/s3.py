@@ -18,7 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from io import BytesIO
+from pathlib import Path
 from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs
@@ -69,12 +71,21 @@ class S3Server:
         """Answer the next `number` requests with 503 SlowDown."""
         self._control("POST", "/__throttle", str(number).encode())
 
+    def latency(self, milliseconds: int) -> None:
+        """Delay every answer from now on."""
+        self._control("POST", "/__latency", str(milliseconds).encode())
+
+    def load(self, bucket: str, prefix: str, directory: str, *, age_days: float = 0) -> None:
+        """Put a directory's files into a bucket as objects of the given age, without requests."""
+        order = {"bucket": bucket, "prefix": prefix, "directory": directory, "age_days": age_days}
+        self._control("POST", "/__load", json.dumps(order).encode())
+
     def _control(self, method: str, path: str, body: bytes | None = None) -> bytes:
         url = self.endpoint + path
         request = urllib.request.Request(url, data=body, method=method)
         # A proxy from the environment must not see, or break, loopback traffic.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=30) as answer:
+        with opener.open(request, timeout=600) as answer:
             data: bytes = answer.read()
         return data
 
@@ -137,6 +148,10 @@ class Counted:
                 self._denied = frozenset(json.loads(body_of(environ)))
             case ["__throttle"]:
                 self._throttle = int(body_of(environ))
+            case ["__latency"]:
+                self._latency_seconds = int(body_of(environ)) / 1000
+            case ["__load"]:
+                load(**json.loads(body_of(environ)))
             case _:
                 pass  # only asks for the counts
         with self._lock:
@@ -207,6 +222,19 @@ def answer_xml(start: StartResponse, status: str, text: str) -> Iterable[bytes]:
     body = text.encode()
     start(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
     return [body]
+
+
+def load(bucket: str, prefix: str, directory: str, age_days: float) -> None:
+    """Put files into moto's memory; only this process needs moto."""
+    from moto.core.utils import utcnow  # noqa: PLC0415
+    from moto.s3.models import s3_backends  # noqa: PLC0415
+
+    backend = s3_backends["123456789012"]["aws"]
+    modified = utcnow() - timedelta(days=age_days)
+    for path in sorted(Path(directory).rglob("*")):
+        if path.is_file():
+            name = f"{prefix}/{path.relative_to(directory)}"
+            backend.put_object(bucket, name, path.read_bytes()).last_modified = modified
 
 
 def serve(latency_ms: int) -> None:
