@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from lakewarden.cli.options import check_rate, opening
 from lakewarden.errors import Damaged, ErrorKind, Exit, Refused
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from lakewarden.cli.session import Engine
     from lakewarden.maintenance.cleanup import Cleanup
     from lakewarden.maintenance.fleet import Targets
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from lakewarden.maintenance.survey import Reading
     from lakewarden.storage.location import Location
 
+#: Stages from the start of Spark to the last manifest.
+_STAGES = 8
 #: Times a table that changed under its plan is planned again.
 _ATTEMPTS = 3
 
@@ -113,33 +117,64 @@ def start(engine: Engine, options: dict[str, str], consent: Consent) -> Reading:
     from lakewarden.maintenance.survey import Reading
     from lakewarden.world import SystemClock
 
-    progress = _progress(consent)
-    progress("start Spark", engine.words)
+    stages.hush(quiet=consent.quiet)
+    stages("start Spark", engine.words)
     spark = session.start(engine)
     return Reading(
         spark, opening(options), SystemClock(), session.tasks_for(spark, engine), progress
     )
 
 
-def _progress(consent: Consent) -> Callable[[str, str], None]:
-    """Say which stage is running: one line that changes on a terminal, log lines elsewhere."""
-    terminal = sys.stderr.isatty()
+class Stages:
+    """Says which stage is running: a bar on a terminal, a log line each elsewhere."""
 
-    def tell(stage: str, detail: str) -> None:
+    def __init__(self) -> None:
+        self._quiet = False
+        self._bar: Progress | None = None
+
+    def hush(self, *, quiet: bool) -> None:
+        """Write no log lines."""
+        self._quiet = quiet
+
+    def __call__(self, stage: str, detail: str) -> None:
         words = f"{stage} ({detail})" if detail else stage
-        if terminal:
-            sys.stderr.write(f"\r\x1b[K… {words}")
-            sys.stderr.flush()
-        elif not consent.quiet:
-            output.to_stderr(f"stage    {words}")
+        if not sys.stderr.isatty():
+            if not self._quiet:
+                output.to_stderr(f"stage    {words}")
+            return
+        if self._bar is None:
+            self._bar = self._new_bar()
+            self._bar.add_task(words, total=_STAGES)
+            self._bar.start()
+            return
+        self._bar.update(self._bar.task_ids[0], description=words, advance=1)
 
-    return tell
+    def end(self) -> None:
+        """Take the bar away; results follow."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    @staticmethod
+    def _new_bar() -> Progress:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (
+            SpinnerColumn(),
+            BarColumn(20),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+        )
+        return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+stages = Stages()
 
 
 def end_progress() -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+    """Leave the terminal clean, whatever happened."""
+    stages.end()
 
 
 def show_plan(plan: Plan, kept: Sequence[dict[str, Any]], consent: Consent) -> None:

@@ -118,12 +118,15 @@ def _rows(first: int, number: int) -> pa.Table:
 
 
 def _age(root: Path, now: float) -> None:
-    """Spread the history over the past: two days per step, newest today."""
-    files = sorted((path.stat().st_mtime_ns, path) for path in root.rglob("*") if path.is_file())
+    """Spread each table's history over the last ninety days."""
     span = 90 * _DAY
-    for position, (_, path) in enumerate(files):
-        moment = now - span + span * (position + 1) / len(files) - 2 * 3600
-        os.utime(path, (moment, moment))
+    for table in root.iterdir():
+        files = sorted(
+            (path.stat().st_mtime_ns, path) for path in table.rglob("*") if path.is_file()
+        )
+        for position, (_, path) in enumerate(files):
+            moment = now - span + (span - _DAY) * (position + 1) / len(files)
+            os.utime(path, (moment, moment))
 
 
 def _fingerprints(

@@ -6,7 +6,7 @@ Both are one plan: `remove-orphans` is cleanup with a policy that keeps every ve
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,7 +17,15 @@ from lakewarden.errors import Damaged, ErrorKind, LakewardenError
 from lakewarden.maintenance.fleet import Targets
 from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.safety import UNVERIFIED_AFTER, check_orphan_age
-from lakewarden.maintenance.survey import Costs, Reading, Scope, Survey, TableState, survey
+from lakewarden.maintenance.survey import (
+    Costs,
+    Reading,
+    Scope,
+    Survey,
+    TableState,
+    hold_back,
+    survey,
+)
 from lakewarden.model import (
     STATS_FIELD,
     FileKind,
@@ -107,9 +115,7 @@ def _summaries(judged: DataFrame, found: Survey, reading: Reading) -> list[Table
     states = found.tables
     if any(row.verdict == classification.MISSING for row in rows):
         damage = _damage(classification.really_missing(judged, found.roots, reading.opening))
-        states = [
-            replace(state, error=state.error or damage.get(state.root.root_id)) for state in states
-        ]
+        states = hold_back(states, damage)
     return [_summary(state, counted[state.table_id]) for state in states]
 
 
@@ -167,6 +173,7 @@ def _summary(state: TableState, rows: list[Any]) -> TablePlan:
         kept_unknown_kind=stays.get(FileReason.UNKNOWN_KIND, (0, 0))[0],
         refs_mark=state.seen.refs_mark,
         manifests_mark=state.seen.manifests_mark,
+        uses=tuple(sorted(state.uses)),
         skipped=None if state.changes else "protected: read, not changed",
         error=None if state.error is None else state.error.message,
         error_kind=None if state.error is None else state.error.kind.value,

@@ -44,6 +44,8 @@ class TablePlan:
     kept_unknown_kind: int = 0
     refs_mark: int = 0
     manifests_mark: int = 0
+    #: Other tables of the plan that hold files which versions of this one name.
+    uses: tuple[int, ...] = ()
     skipped: str | None = None
     error: str | None = None
     error_kind: str | None = None
@@ -220,7 +222,14 @@ def _header(plan: Plan) -> dict[str, Any]:
 
 def _table(row: dict[str, Any]) -> TablePlan:
     removal = RemovalStats(**row.pop("removal"))
-    return TablePlan(**{**row, "removal": removal, "warnings": tuple(row["warnings"])})
+    return TablePlan(
+        **{
+            **row,
+            "removal": removal,
+            "warnings": tuple(row["warnings"]),
+            "uses": tuple(row["uses"]),
+        }
+    )
 
 
 def _root(row: dict[str, Any]) -> Root:

@@ -207,6 +207,11 @@ def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]
         fresh = fresh or state.manifests_mark != table.manifests_mark
     if fresh:
         changed |= _contradicted(plan, objects, [*roots, *newcomers], reading, costs)
+    for table in plan.tables:
+        if table.table_id in changed:
+            # Versions of it that were to go now stay a while, and need their files elsewhere.
+            reason = f"{table.table_key} uses files of this table and has changed meanwhile"
+            changed |= {used: reason for used in table.uses if used not in changed}
     return changed
 
 
@@ -215,9 +220,8 @@ def _contradicted(
 ) -> dict[int, str]:
     """Open every version that is new since the plan, and find plans that it contradicts."""
     known = plan.versions.select("root_id", "path")
-    broken = [table.table_id for table in plan.tables if table.error is not None]
     fresh = (
-        objects.filter((F.col("kind") == FileKind.MANIFEST.value) & ~F.col("root_id").isin(broken))
+        objects.filter(F.col("kind") == FileKind.MANIFEST.value)
         .join(known, on=["root_id", "path"], how="left_anti")
         .withColumn("kept", F.lit(True))
     )

@@ -6,7 +6,7 @@ that table's: it is recorded as its error, and nothing of it goes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -88,6 +88,8 @@ class TableState:
     root: Root
     changes: bool
     seen: State
+    #: Other tables (by `table_id`) that hold files which versions of this one name.
+    uses: frozenset[int] = frozenset()
     error: LakewardenError | None = None
     warnings: tuple[str, ...] = ()
 
@@ -122,6 +124,7 @@ def survey(scope: Scope, reading: Reading, costs: Costs) -> Survey:
     roots = [state.root for state in states]
     with costs.stage(reading, "decide", f"{len(roots)} tables"):
         refs = any(state.seen.refs_mark for state in states)
+        scope = replace(scope, retention=_for_fleet(scope.retention, states))
         decided, noted = settle(_decided(objects, roots, scope, reading, refs=refs))
         costs.add_requests((row.branch, row.version) for row in noted if row.note == NOTE_REQUESTS)
         states = _with_errors(states, errors_in(noted, "root_id", "reasons"))
@@ -133,15 +136,15 @@ def survey(scope: Scope, reading: Reading, costs: Costs) -> Survey:
             references.references_of(must_open, roots, reading.opening, tasks=tasks)
         )
         costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
-        states = _with_unread(states, named, noted)
         bases = {(row.by_root, row.key, row.stem) for row in noted if row.note == NOTE_BASE}
+        states = _with_unread(_with_uses(states, bases), named, noted)
         extra = _extra_bases(bases, roots, reading, costs) if bases else []
     if extra:
         with costs.stage(reading, "read extra bases"):
             users = [by_root for by_root, _, _ in bases]
             closed = decided.filter(F.col("root_id").isin(users) & ~F.col("kept"))
             beside = _beside([*roots, *extra], extra, closed, reading, costs)
-            states = _with_errors(states, beside.errors)
+            states = hold_back(states, beside.errors)
             roots = [*roots, *extra]
             objects = objects.unionByName(beside.objects)
             named = named.unionByName(beside.named)
@@ -260,7 +263,7 @@ def _with_listing_errors(
     """A table whose listing failed, wholly or in part, keeps everything."""
     if not failed:
         return states
-    marked = []
+    marked: list[TableState] = []
     for state in states:
         place = state.root.location
         for number, error in failed.items():
@@ -274,7 +277,16 @@ def _with_listing_errors(
             if inside:
                 state = replace(state, error=error)  # noqa: PLW2901
         marked.append(state)
-    return marked
+    # What could not be listed may be a shallow clone of any other table; what is not there is none.
+    error = next((one for one in failed.values() if one.kind is not ErrorKind.NOT_FOUND), None)
+    if error is None:
+        return marked
+    blocked = Damaged(
+        error.kind,
+        f"another target could not be listed and may hold shallow clones of this table; nothing "
+        f"goes: mend that first ({error.message})",
+    )
+    return [state if state.error is not None else replace(state, error=blocked) for state in marked]
 
 
 def _decided(
@@ -293,6 +305,31 @@ def _decided(
     return history.decisions(everything, scope.retention)
 
 
+def _for_fleet(retention: Retention, states: Sequence[TableState]) -> Retention:
+    """Keep all versions of tables that will not be changed: what they need stays needed."""
+    unchanged = frozenset(
+        state.root.root_id for state in states if not state.changes or state.error is not None
+    )
+    return replace(retention, unchanged=unchanged, alone=len(states) == 1)
+
+
+def _with_uses(states: list[TableState], bases: Iterable[tuple[int, str, str]]) -> list[TableState]:
+    """Record which other tables hold files that a table's versions name."""
+    uses: dict[int, set[int]] = {}
+    for by_root, path, _ in bases:
+        place = Location.parse_absolute(path)
+        # A place that cannot be told may be any table.
+        uses.setdefault(by_root, set()).update(
+            state.table_id
+            for state in states
+            if state.root.root_id != by_root
+            and (
+                place is None or place == state.root.location or state.root.location.contains(place)
+            )
+        )
+    return [replace(state, uses=frozenset(uses.get(state.root.root_id, ()))) for state in states]
+
+
 def _with_unread(
     states: list[TableState], named: DataFrame, noted: Sequence[Row]
 ) -> list[TableState]:
@@ -300,11 +337,21 @@ def _with_unread(
     failed = errors_in(noted, "by_root", "key")
     if failed:
         seen = {row[0] for row in named.select("by_root").distinct().collect()}
-        uses: dict[int, set[str]] = {}
-        for row in noted:
-            if row.note == NOTE_BASE:
-                uses.setdefault(row.by_root, set()).add(row.key)
-        states = _with_errors(_block_sources(states, failed, seen, uses), failed)
+        # A manifest that the store did not hand out may belong to a shallow clone of any table,
+        # unless versions beside it show which places the table uses.  A corrupt one is read by
+        # nobody, so it needs nothing.
+        blind = {
+            root_id
+            for root_id, error in failed.items()
+            if root_id not in seen
+            and error.kind not in (ErrorKind.CORRUPT_MANIFEST, ErrorKind.UNSUPPORTED_FEATURE)
+        }
+        everyone = frozenset(state.table_id for state in states)
+        states = [
+            replace(state, uses=everyone) if state.root.root_id in blind else state
+            for state in states
+        ]
+        states = hold_back(states, failed)
     warned = errors_in(noted, "by_root", "key", NOTE_WARNING)
     return [
         replace(state, warnings=(warned[state.root.root_id].message,))
@@ -312,6 +359,31 @@ def _with_unread(
         else state
         for state in states
     ]
+
+
+def hold_back(
+    states: Sequence[TableState], errors: Mapping[int, LakewardenError]
+) -> list[TableState]:
+    """Record errors by root, and keep the files of tables that those tables use.
+
+    A table in trouble keeps all its versions, also those that were to go, and with them the need
+    for files that lie in other tables.
+    """
+    states = _with_errors(states, errors)
+    by_table = {state.table_id: state for state in states}
+    troubled = [state for state in states if state.root.root_id in errors]
+    for user in troubled:
+        for table_id in user.uses - {user.table_id}:
+            if by_table[table_id].error is None:
+                by_table[table_id] = replace(
+                    by_table[table_id],
+                    error=Damaged(
+                        ErrorKind.STORAGE,
+                        f"{user.root.location.uri} is in trouble and uses, or may use, files of this "
+                        "table as a shallow clone does; nothing goes: mend that one first",
+                    ),
+                )
+    return [by_table[state.table_id] for state in states]
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,58 +410,6 @@ def _beside(
     )
     costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
     return _Beside(objects, named, errors | errors_in(noted, "by_root", "key"))
-
-
-def _block_sources(
-    states: list[TableState],
-    failed: dict[int, LakewardenError],
-    seen: set[int],
-    uses: dict[int, set[str]],
-) -> list[TableState]:
-    """Keep the files of tables that a table which could not be read may be a shallow clone of.
-
-    A corrupt manifest can be read by nobody, so it needs nothing.  One that the store did not
-    hand out may need files of any table, unless its neighbours show which places they use.
-    """
-    unread = {
-        root_id
-        for root_id, error in failed.items()
-        if error.kind not in (ErrorKind.CORRUPT_MANIFEST, ErrorKind.UNSUPPORTED_FEATURE)
-    }
-    blocked = []
-    for state in states:
-        reason = next(
-            (
-                root_id
-                for root_id in unread
-                if root_id != state.root.root_id
-                and (root_id not in seen or _uses(uses.get(root_id, set()), state.root.location))
-            ),
-            None,
-        )
-        if reason is not None and state.error is None:
-            other = next(one for one in states if one.root.root_id == reason).root.location.uri
-            state = replace(  # noqa: PLW2901
-                state,
-                error=Damaged(
-                    ErrorKind.STORAGE,
-                    f"{other} could not be read and may be a shallow clone that needs files of "
-                    "this table; nothing goes: make it readable and run again, or name this table alone if you know better",
-                ),
-            )
-        blocked.append(state)
-    return blocked
-
-
-def _uses(bases: set[str], place: Location) -> bool:
-    for base in bases:
-        try:
-            source = Location.parse(base)
-        except LakewardenError:
-            return True
-        if source == place or place.contains(source):
-            return True
-    return False
 
 
 def _extra_bases(
@@ -439,7 +459,7 @@ def errors_in(
 
 
 def _with_errors(
-    states: Iterable[TableState], errors: dict[int, LakewardenError]
+    states: Iterable[TableState], errors: Mapping[int, LakewardenError]
 ) -> list[TableState]:
     return [
         state

@@ -50,8 +50,12 @@ class Retention:
 
     policy: Policy | None
     now: datetime
-    #: A going version at least this old need not be opened; see `design.md`, the cost rule.
+    #: A going version at least this old need not be opened: all it names is old enough to go.
     unverified_after: timedelta
+    #: Roots that are only read: all their versions stay.
+    unchanged: frozenset[int] = frozenset()
+    #: Whether there are other tables, which may need what a table that is in trouble has.
+    alone: bool = True
 
 
 def versions_of(objects: DataFrame) -> DataFrame:
@@ -134,7 +138,8 @@ def _decide_rows(retention: Retention, rows: list[dict[str, Any]]) -> pa.Table:
         raise from_text(str(failed["name"]))
     history, by_version = _history(rows)
     decided: list[dict[str, Any]] = []
-    for decision in decide(history, retention.policy, retention.now):
+    policy = None if rows[0]["root_id"] in retention.unchanged else retention.policy
+    for decision in decide(history, policy, retention.now):
         row = by_version[decision.version]
         modified = from_micros(row["modified_us"])
         can_change_a_verdict = not age_is_known(modified, retention.now) or (

@@ -190,19 +190,15 @@ class _Naming:
         return self._bases[base_path]
 
     def _find(self, base_path: str) -> tuple[Root, str] | None:
-        try:
-            place = Location.parse(base_path)
-        except LakewardenError:
-            return None
+        place = Location.parse_absolute(base_path)
         ancestor = place
-        while True:
+        while place is not None and ancestor is not None:
             root = self._by_place.get(ancestor)
             if root is not None:
-                below = place.path[len(ancestor.path) :].lstrip("/")
+                below = root.location.relative(place)
                 return root, f"{below}/" if below else ""
-            if not ancestor.path:
-                return None
-            ancestor = ancestor.parent
+            ancestor = ancestor.parent if ancestor.path else None
+        return None
 
     def _note(self, row: Row, note: str, error: LakewardenError) -> Iterator[Row]:
         """Yield what went wrong with a table, the first time only."""

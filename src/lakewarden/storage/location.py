@@ -79,6 +79,19 @@ class Location:
                 return cls(known, _bucket(authority, uri), _normalised(path))
 
     @classmethod
+    def parse_absolute(cls, uri: str) -> Self | None:
+        """Return the location of a URI somebody else wrote down; None if it does not say where.
+
+        A relative path was relative to a working directory we do not know.
+        """
+        if not uri.startswith("/") and _URI.fullmatch(uri) is None:
+            return None
+        try:
+            return cls.parse(uri)
+        except UsageError:
+            return None
+
+    @classmethod
     def _local(cls, path: str, uri: str) -> Self:
         try:
             real = os.path.realpath(path)
