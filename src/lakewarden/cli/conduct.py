@@ -120,9 +120,7 @@ def start(engine: Engine, options: dict[str, str], consent: Consent) -> Reading:
     stages.hush(quiet=consent.quiet)
     stages("start Spark", engine.words)
     spark = session.start(engine)
-    return Reading(
-        spark, opening(options), SystemClock(), session.tasks_for(spark, engine), progress
-    )
+    return Reading(spark, opening(options), SystemClock(), session.tasks_for(spark, engine), stages)
 
 
 class Stages:

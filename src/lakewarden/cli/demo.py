@@ -88,19 +88,20 @@ def show(*, keep_directory: bool) -> None:
 
 def _build(lance: Any, root: Path, now: float) -> None:
     events = root / "events.lance"
-    _grow(lance, events, versions=30)
+    _grow(lance, events, range(10))
+    lance.fragment.write_fragments(_rows(900, 5), str(events))  # a write that was never committed
+    _grow(lance, events, range(10, 30))
     table = lance.dataset(str(events))
     table.delete("id % 7 = 0")
     table.create_scalar_index("id", "BTREE")
     table.tags.create("release-1", 4)
     branch = table.create_branch("experiment", 9)
     lance.write_dataset(_rows(500, 20), branch, mode="append")
-    lance.fragment.write_fragments(_rows(900, 5), str(events))  # a write that was never committed
 
     prices = root / "prices.lance"
     for step in range(25):
         lance.write_dataset(_rows(step, 200), str(prices), mode="overwrite" if step else "create")
-    _grow(lance, root / "users.lance", versions=12)
+    _grow(lance, root / "users.lance", range(12))
     clone = lance.dataset(str(root / "users.lance")).shallow_clone(
         str(root / "users-test.lance"), 3
     )
@@ -108,8 +109,8 @@ def _build(lance: Any, root: Path, now: float) -> None:
     _age(root, now)
 
 
-def _grow(lance: Any, place: Path, *, versions: int) -> None:
-    for step in range(versions):
+def _grow(lance: Any, place: Path, steps: range) -> None:
+    for step in steps:
         lance.write_dataset(_rows(step * 10, 10), str(place), mode="append" if step else "create")
 
 

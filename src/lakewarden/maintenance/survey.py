@@ -278,13 +278,13 @@ def _with_listing_errors(
                 state = replace(state, error=error)  # noqa: PLW2901
         marked.append(state)
     # What could not be listed may be a shallow clone of any other table; what is not there is none.
-    error = next((one for one in failed.values() if one.kind is not ErrorKind.NOT_FOUND), None)
-    if error is None:
+    unlisted = [one for one in failed.values() if one.kind is not ErrorKind.NOT_FOUND]
+    if not unlisted:
         return marked
     blocked = Damaged(
-        error.kind,
-        f"another target could not be listed and may hold shallow clones of this table; nothing "
-        f"goes: mend that first ({error.message})",
+        unlisted[0].kind,
+        "another target could not be listed and may hold shallow clones of this table; nothing "
+        f"goes: mend that first ({unlisted[0].message})",
     )
     return [state if state.error is not None else replace(state, error=blocked) for state in marked]
 
