@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -87,7 +89,7 @@ def test_a_standalone_cluster_of_two_workers_cleans_a_fleet(tmp_path: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def connect(tmp_path_factory: pytest.TempPathFactory) -> object:
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with connect_server(tmp_path_factory.mktemp("connect")) as url:
         yield url
 
@@ -151,6 +153,7 @@ def test_spark_connect_runs_the_python_interface(connect: str, tmp_path: Path) -
 )
 def test_an_engine_that_is_not_there_is_one_line(engine: tuple[str, ...], tmp_path: Path) -> None:
     make_table(tmp_path / "t.lance")
+    begun = time.monotonic()
     with started("cleanup", tmp_path / "t.lance", "--keep", 2, *engine) as run:
         code, stdout, stderr = run.result()
     lines = [line for line in stderr.splitlines() if not line.startswith(("target ", "stage "))]
@@ -158,3 +161,6 @@ def test_an_engine_that_is_not_there_is_one_line(engine: tuple[str, ...], tmp_pa
     assert stdout == ""
     assert len(lines) == 1, stderr
     assert lines[0].startswith("error    ")
+    assert engine[1] in lines[0]
+    # Spark itself tries for a minute, its client for ten.
+    assert time.monotonic() - begun < 30

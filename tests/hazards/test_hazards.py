@@ -48,9 +48,7 @@ def reasons(plan: Any) -> dict[tuple[str, int], str]:
 
 
 def removed_versions(receipt: Any) -> dict[str, int]:
-    return {
-        Path(one.table_key).name: one.removed.old_versions_removed for one in receipt.tables
-    }
+    return {Path(one.table_key).name: one.removed.old_versions_removed for one in receipt.tables}
 
 
 def table_with_branch(root: Path, uri: str | None = None) -> Path:
@@ -168,7 +166,7 @@ def test_h4_tag_protects_a_reader(tmp_path: Path, clean: Clean) -> None:
     reader, unprotected = lance.dataset(str(root), version=2), lance.dataset(str(root), version=1)
     plan, _ = clean(root, keep=1, on_tagged="keep")
     assert reader.to_table().num_rows == 3
-    with pytest.raises(ValueError, match="Not found|not found"):
+    with pytest.raises(ValueError, match=r"Not found|not found"):
         unprotected.to_table()
     assert reasons(plan) == {
         ("main", 1): "", ("main", 2): "tag reading", ("main", 3): "", ("main", 4): "head; last 1",

@@ -100,17 +100,10 @@ MAIN_1, MAIN_2, MAIN_3, MAIN_4 = (("main", number) for number in range(1, 5))
 # Versions older than ten days go.
 
 
-def _young_head(root: Path, build: Build) -> None:
-    """Everything so far is a month old; one more version is five days old."""
-    build(root)
-    tables.age(root, 30)
-    known = {file: file.stat().st_mtime for file in root.rglob("*")}
-    tables.overwrite(root, 900)
-    tables.age_files((f for f in root.rglob("*") if f.is_file() and f not in known), 5)
-
-
 def _unreferenced(root: Path) -> None:
-    _young_head(root, lambda r: tables.overwritten(r, 1) and None)
+    tables.create(root)
+    tables.age(root, 30)
+    tables.overwrite(root, 10)
 
 
 def _shared(root: Path) -> None:
@@ -380,7 +373,15 @@ def test_cleaning_main_leaves_branches_whole(old: Fleet) -> None:
     case = old["branches"]
     check(
         case,
-        left={MAIN_2, MAIN_4, ("dev/one", 2), ("dev/one", 3), ("dev/one", 4), ("leaf", 3), ("leaf", 4)},
+        left={
+            MAIN_2,
+            MAIN_4,
+            ("dev/one", 2),
+            ("dev/one", 3),
+            ("dev/one", 4),
+            ("leaf", 3),
+            ("leaf", 4),
+        },
     )
     assert not any(file.startswith("tree/") for file in case.gone)
 

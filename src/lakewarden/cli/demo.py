@@ -46,7 +46,7 @@ def show(*, keep_directory: bool) -> None:
         _say(f"building three tables in {root}")
         _build(lance, root, clock.now().timestamp())
         _say("starting local Spark")
-        spark = start(Engine())
+        spark = start(Engine(archive=True))
         reading = Reading(spark, Opener({}), clock, 2 * cores())
         targets = parse_targets([str(root)], recursive=True)
         policy = Policy(older_than=timedelta(days=14), keep=5, on_tagged=OnTagged.KEEP)

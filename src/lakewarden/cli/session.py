@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from lakewarden.errors import ErrorKind, LakewardenError, UsageError
+from lakewarden.world import SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,8 +26,10 @@ if TYPE_CHECKING:
 #: Java releases that Spark 4.1 runs Arrow functions on.
 _JAVA_OLDEST, _JAVA_NEWEST = 17, 24
 _GIB = 1024**3
-#: A short life: compile fast, collect with one thread, share what the JDK has archived.
-_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+#: A short life: compile fast, collect with one thread, and keep the JVM's own remarks to itself.
+_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Xlog:disable"
+#: A half-written class archive is younger than this.
+_ARCHIVE_SETTLED_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,8 @@ class Engine:
     master: str | None = None
     remote: str | None = None
     conf: Mapping[str, str] | None = None
+    #: Make the archive of Spark's classes that later starts profit from.
+    archive: bool = False
 
     @property
     def words(self) -> str:
@@ -61,6 +70,7 @@ def start(engine: Engine) -> SparkSession:
         raise UsageError(ErrorKind.USAGE, "--master and --remote exclude each other; give one")
     if engine.remote is None:
         _check_java(os.environ)
+    _check_reachable(engine)
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -105,11 +115,14 @@ def failure_of_spark(error: Exception) -> LakewardenError | None:
 
 def _settings(engine: Engine) -> dict[str, str]:
     log4j = Path(__file__).with_name("log4j2.properties").as_uri()
+    options = (
+        f"{_JAVA_OPTIONS} {_class_archive(make=engine.archive)} -Dlog4j2.configurationFile={log4j}"
+    )
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
-        "spark.driver.extraJavaOptions": f"{_JAVA_OPTIONS} -Dlog4j2.configurationFile={log4j}",
+        "spark.driver.extraJavaOptions": options,
     }
     if engine.master is None:
         settings |= {
@@ -125,6 +138,34 @@ def _settings(engine: Engine) -> dict[str, str]:
     return settings
 
 
+def _class_archive(*, make: bool) -> str:
+    """Return the option that reads Spark's classes from an archive, or makes it at exit.
+
+    Loading and verifying some ten thousand classes is most of Spark's start; the archive (some
+    100 MB in the user's cache) saves seconds of every later start.  The JVM
+    ignores an archive that does not fit.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakewarden"
+    spark = find_spec("pyspark")
+    mark = f"{spark.origin if spark else ''} {_java_binary(os.environ)} {_java_release(os.environ)}"
+    archive = cache / f"spark-{zlib.crc32(mark.encode()):08x}.jsa"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        now = SystemClock().now().timestamp()
+        for made in cache.glob("*.made-*"):
+            if now - made.stat().st_mtime > _ARCHIVE_SETTLED_SECONDS:
+                if made.name.startswith(archive.name) and not archive.exists():
+                    made.replace(archive)
+                else:
+                    made.unlink(missing_ok=True)
+    except OSError:
+        # No cache to write to: start slower.
+        return ""
+    if archive.exists():
+        return f"-XX:SharedArchiveFile={archive}"
+    return f"-XX:ArchiveClassesAtExit={archive}.made-{os.getpid()}" if make else ""
+
+
 def _memory() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -132,27 +173,53 @@ def _memory() -> int:
         return 4 * _GIB
 
 
+def _check_reachable(engine: Engine) -> None:
+    """Tell within seconds that nobody listens; Spark tries for a minute, its client for ten."""
+    url = engine.remote or engine.master or ""
+    scheme, _, rest = url.partition("://")
+    port = {"sc": 15002, "spark": 7077}.get(scheme)
+    if port is None:
+        return
+    problem = ""
+    for host in rest.partition("/")[0].split(","):
+        try:
+            place = urlsplit(f"//{host}")
+            with socket.create_connection((place.hostname or "", place.port or port), timeout=5):
+                return
+        except (OSError, ValueError) as error:
+            problem = str(error)
+    option = "--remote" if engine.remote else "--master"
+    raise LakewardenError(
+        ErrorKind.SPARK, f"nobody answers at {url} ({problem}); check {option} and that Spark runs"
+    )
+
+
 def _check_java(environ: Mapping[str, str]) -> None:
     """Tell what is wrong with Java before Spark does it in forty lines."""
-    advice = "install a JRE from 17 to 24 (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
-    home = environ.get("JAVA_HOME")
-    binary = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    advice = (
+        "install a JRE from 17 to 24 (Debian: apt-get install openjdk-17-jre-headless) or set "
+        "JAVA_HOME"
+    )
+    home, binary = environ.get("JAVA_HOME"), _java_binary(environ)
     if binary is None:
         where = f"in JAVA_HOME ({home})" if home else "on PATH"
-        raise LakewardenError(
-            ErrorKind.SPARK, f"no java found {where}, which Spark needs; {advice}"
-        )
-    release = Path(binary).resolve().parent.parent / "release"
-    found = (
-        re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', release.read_text())
-        if release.is_file()
-        else None
-    )
+        raise LakewardenError(ErrorKind.SPARK, f"no java {where}, which Spark needs; {advice}")
+    found = re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', _java_release(environ))
     if found and not _JAVA_OLDEST <= int(found[1]) <= _JAVA_NEWEST:
         raise LakewardenError(
-            ErrorKind.SPARK,
-            f"Java {found[1]} was found ({binary}), which Spark 4.1 does not run on; {advice}",
+            ErrorKind.SPARK, f"Java {found[1]} ({binary}) does not run Spark 4.1; {advice}"
         )
+
+
+def _java_binary(environ: Mapping[str, str]) -> str | None:
+    home = environ.get("JAVA_HOME")
+    return shutil.which("java", path=str(Path(home) / "bin") if home else None)
+
+
+def _java_release(environ: Mapping[str, str]) -> str:
+    """Return what the Java installation says about itself; empty if it says nothing."""
+    release = Path(_java_binary(environ) or "").resolve().parent.parent / "release"
+    return release.read_text() if release.is_file() else ""
 
 
 @contextmanager

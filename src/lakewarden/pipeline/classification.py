@@ -144,7 +144,7 @@ def really_missing(classified: DataFrame, roots: Sequence[Root], opening: Openin
 def stem_of(key: Column) -> Column:
     """Return the random part of a key; the column form of `references.stem`."""
     name = F.substring_index(key, "/", -1)
-    return F.regexp_replace(name, r"^(.+)\.[^.]*$", "$1")
+    return F.regexp_replace(name, r"(?s)^(.+)\.[^.]*$", "$1")
 
 
 def _look_again(roots: Sequence[Root], opening: Opening) -> Stage:

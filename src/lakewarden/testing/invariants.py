@@ -1,8 +1,9 @@
 """What must be true of Lance tables whatever was done to them, checked with pylance alone.
 
 Nothing of ours is imported here: an oracle that shares code with what it judges shares its bugs.
-pylance knows every attached version of a branch (`tracked_files`); detached versions are opened one
-by one, and blob sidecars, which it does not list, are found by the name of their data file.
+pylance knows every attached version of a branch (`tracked_files`), but neither detached versions,
+which are opened one by one, nor indices that a branch or clone took over, nor blob sidecars, which
+are found by the name of their data file.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def live_files(root: Path | str) -> set[Path]:
         tracked = _open(root, branch).tracked_files().read_all().to_pylist()
         files |= {_place(row["base_uri"], root) / row["path"] for row in tracked}
     for branch, version in versions(root):
+        files |= set(index_files(root, (branch, version)))
         if version >= 1 << 63:
             files |= set(_files_of_detached(root, branch, version))
     sidecars = (file.with_suffix("").glob("*.blob") for file in files if file.suffix == ".lance")
@@ -127,31 +129,37 @@ def _place(base_uri: str, root: Path) -> Path:
     return Path(path) if os.path.isabs(path) else root.parent / path  # noqa: PTH117
 
 
+def index_files(root: Path | str, place: Place) -> Iterator[Path]:
+    """Yield the files of the index segments of a version, its own and those it took over."""
+    opened = _open(root, *place)
+    for index in opened.describe_indices():
+        for segment in index.segments:
+            directory = _holding(opened, _tree(Path(root), place[0]), segment.base_id, "_indices")
+            yield from (directory / str(segment.uuid)).glob("*")
+
+
+def _holding(opened: Any, own: Path, base_id: int | None, directory: str) -> Path:
+    """Return where a version has its files of one directory in the given base."""
+    if base_id is None:
+        return own / directory
+    base = opened.base_paths()[base_id]
+    place = _place(base.path, own)
+    return place / directory if base.is_dataset_root else place
+
+
 def _files_of_detached(root: Path, branch: str, version: int) -> Iterator[Path]:
     opened = _open(root, branch, version)
     own = _tree(root, branch)
-    bases = {number: base for number, base in opened.base_paths().items()}
     yield own / f"_versions/d{version}.manifest"
-
-    def holding(base_id: int | None, directory: str) -> Path:
-        if base_id is None:
-            return own / directory
-        base = bases[base_id]
-        place = _place(base.path, root)
-        return place / directory if base.is_dataset_root else place
-
     for fragment in opened.get_fragments():
         described = fragment.metadata.to_json()
         for file in described["files"]:
-            yield holding(file["base_id"], "data") / file["path"]
+            yield _holding(opened, own, file["base_id"], "data") / file["path"]
         deletion = described["deletion_file"]
         if deletion is not None:
             suffix = "arrow" if deletion["file_type"] == "array" else "bin"
             name = f"{described['id']}-{deletion['read_version']}-{deletion['id']}.{suffix}"
-            yield holding(deletion["base_id"], "_deletions") / name
-    for index in opened.describe_indices():
-        for segment in index.segments:
-            yield from (holding(segment.base_id, "_indices") / str(segment.uuid)).glob("*")
+            yield _holding(opened, own, deletion["base_id"], "_deletions") / name
     with suppress(TypeError):  # pylance cannot show every kind of transaction
         made = opened.read_transaction(version)
         yield own / f"_transactions/{made.read_version}-{made.uuid}.txn"
