@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 
 mpl.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -31,8 +31,10 @@ def histories(lines: list[dict[str, Any]]) -> str:
         [
             [
                 f"{line['size']:,}",
-                f"{line['ours']['seconds']:.2f} ({line['ours']['plan_seconds']:.2f} + "
-                f"{line['ours']['execute_seconds']:.2f})",
+                (
+                    f"{line['ours']['seconds']:.2f} ({line['ours']['plan_seconds']:.2f} + "
+                    f"{line['ours']['execute_seconds']:.2f})"
+                ),
                 f"{line['native']['seconds']:.2f}",
                 ratio(line),
             ]
@@ -63,7 +65,7 @@ def s3(lines: list[dict[str, Any]]) -> str:
                 f"{line['native']['seconds']:.2f}",
                 ratio(line),
                 requests(line["ours"]["on_the_wire"]),
-                f"{line['floor']} (× {sum(line['ours']['on_the_wire'].values()) / line['floor']:.2f})",
+                f"{line['floor']} (x {sum(line['ours']['on_the_wire'].values()) / line['floor']:.2f})",
                 requests(line["native"]["on_the_wire"]),
             ]
             for line in lines
@@ -79,10 +81,10 @@ def fleets(lines: list[dict[str, Any]]) -> str:
         rows.append([
             f"{line['tables']:,}", line["store"], f"{line['ours']['seconds']:.2f}",
             f"{theirs['seconds']:.1f}" if theirs else "not run",
-            f"{theirs['seconds'] / line['ours']['seconds']:.1f}" if theirs else "–",
+            f"{theirs['seconds'] / line['ours']['seconds']:.1f}" if theirs else "-",
             requests(wire or line["ours"]["requests"]),
-            f"{line['floor']} (× {sum(wire.values()) / line['floor']:.2f})" if wire else "–",
-            requests(theirs["on_the_wire"]) if theirs and "on_the_wire" in theirs else "–",
+            f"{line['floor']} (x {sum(wire.values()) / line['floor']:.2f})" if wire else "-",
+            requests(theirs["on_the_wire"]) if theirs and "on_the_wire" in theirs else "-",
         ])  # fmt: skip
     return table(
         [
@@ -119,7 +121,7 @@ def memory(lines: list[dict[str, Any]]) -> str:
                 requests(line["requests"]),
             ]
             for line in lines
-        ],  # fmt: skip
+        ],
     )
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
-from tables import age, fleet, grow, linked
+from tables import age, fleet, grow, linked, rows
 
 import lakewarden
 from lakewarden.cli.session import Engine, start
@@ -191,7 +191,7 @@ def memory(base: Path) -> list[dict[str, Any]]:
     for number in (10_000, 100_000, 1_000_000):
         place = base / f"objects-{number}.lance"
         if not place.exists():
-            lance.write_dataset(lakewarden_rows(), str(place))
+            lance.write_dataset(rows(1), str(place))
             data = place / "data"
             for step in range(number):
                 (data / f"{step % 2**24:024b}{step:026x}.lance").touch()
@@ -204,12 +204,6 @@ def memory(base: Path) -> list[dict[str, Any]]:
         found.append({"objects": number, **json.loads(answer.stdout.splitlines()[-1])})
         print(f"  {found[-1]}", flush=True)
     return found
-
-
-def lakewarden_rows() -> Any:
-    from tables import rows
-
-    return rows(1)
 
 
 def probe(place: str) -> None:

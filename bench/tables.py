@@ -60,7 +60,7 @@ def age(place: Path, days: float) -> None:
     moment = time.time() - days * DAY
     for directory, _, names in os.walk(place):
         for name in names:
-            os.utime(os.path.join(directory, name), (moment, moment))
+            os.utime(Path(directory) / name, (moment, moment))
 
 
 def linked(source: Path, target: Path) -> Path:
