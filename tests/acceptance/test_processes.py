@@ -40,7 +40,7 @@ def test_a_writer_without_pause_loses_nothing_to_cleanup_in_a_loop(
     removed, rounds = 0, 0
     with writer(table, log=tmp_path / "writes.log", seed=seed) as beside:
         until = time.monotonic() + 8
-        while time.monotonic() < until or rounds < 4:
+        while time.monotonic() < until or rounds < 3:
             _, receipt = clean(table, keep=3, min_age="2s")
             for one in receipt.tables:
                 assert one.error is None or one.outdated, (seed, one)
@@ -69,7 +69,7 @@ def test_cleanups_at_once_count_every_file_once(
     make_table(table, versions=150)
     before = set(contents(table))
     # Slow enough to be still deleting when the others begin.
-    slow = ("cleanup", table, "--keep", 3, "--confirm", "--json", "--rate-limit", 100)
+    slow = ("cleanup", table, "--keep", 3, "--confirm", "--json", "--rate-limit", 50)
     with started(*slow) as other, ThreadPoolExecutor(2) as pool:
         assert other.stage("delete files")
         here = [pool.submit(clean, table, keep=3) for _ in range(2)]
@@ -90,11 +90,14 @@ def test_cleanups_at_once_count_every_file_once(
         assert really == 147
         counted = there[name] + sum(getattr(one.removed, name) for one in receipts)
         assert counted == really, name
-    assert there["old_versions_removed"] < 147, "the others took part"
+    assert any(receipt.removed.files_removed for receipt in receipts), "the others took part"
 
 
 def rich_table(place: Path) -> Path:
-    """Make a table with something of every kind to delete."""
+    """Make a table with something of every kind to delete.
+
+    So young that a file goes only while a manifest still names it: the order of deletion matters.
+    """
     dataset = make_table(place, versions=40)
     dataset.create_scalar_index("id", "BTREE")
     for step in range(40):
@@ -103,7 +106,7 @@ def rich_table(place: Path) -> Path:
     for step in range(40):
         lance.write_dataset(rows(5000 + step * 5), str(place), mode="overwrite")
     lance.dataset(str(place)).tags.create("release", 60)
-    age(place, 30 * DAY)
+    age(place, 2 * DAY)
     return place
 
 
@@ -115,6 +118,9 @@ def test_a_cleanup_killed_at_any_moment_is_finished_by_the_next(
     assert versions_of(original)[-1] == 122
     reads = [seen(original, version) for version in kept]
     undisturbed = copy_tree(original, tmp_path / "undisturbed.lance")
+    clean(undisturbed, keep=3, on_tagged="keep")
+    assert versions_of(undisturbed) == kept
+    expected = names_and_bytes(undisturbed)
     seed = random.randrange(10**6)
     chance = random.Random(seed)
     killed = []
@@ -128,17 +134,14 @@ def test_a_cleanup_killed_at_any_moment_is_finished_by_the_next(
                 run.kill_driver_only()
             else:
                 run.kill()
-        left = len(list((table / "_versions").glob("*.manifest")))
-        assert left > len(kept), f"seed {seed}: it was killed too late to prove anything"
+        assert names_and_bytes(table) != expected, f"seed {seed}: it had finished already"
         assert [seen(table, version) for version in kept] == reads, f"seed {seed}, round {number}"
         killed.append(table)
     assert len(contents(killed[0])) < len(contents(original)), "it was at work"
 
-    targets = [str(place) for place in (undisturbed, *killed)]
+    targets = [str(place) for place in killed]
     _, receipt = clean(targets, keep=3, on_tagged="keep")
-    assert [table.error for table in receipt.tables] == [None] * 4
-    expected = names_and_bytes(undisturbed)
-    assert versions_of(undisturbed) == kept
+    assert [table.error for table in receipt.tables] == [None] * 3
     for table in killed:
         assert names_and_bytes(table) == expected, f"seed {seed}: {table.name}"
         assert [seen(table, version) for version in kept] == reads

@@ -32,7 +32,7 @@ from lakewarden.testing.faults import FaultyOpener, When
 from lakewarden.world import SystemClock
 
 REQUEST = cleanup.Cleanup(
-    Policy(older_than=timedelta(days=10), on_tagged=OnTagged.KEEP, min_age=timedelta(0))
+    Policy(older_than=timedelta(days=2), on_tagged=OnTagged.KEEP, min_age=timedelta(0))
 )
 #: What an undisturbed run keeps; `source` 2 is tagged, `dev` starts at 3.
 KEPT = {
@@ -50,10 +50,11 @@ def build(lake: Path) -> None:
     tables.tag(source, "release", 2)
     tables.append(tables.branch(source, "dev", 3), 50)
     tables.overwrite(source, 60)
+    tables.overwritten(lake / "other", 3)
+    # Young enough that a file whose versions are all gone would be taken for a write in progress.
+    tables.age(lake, 3)
     tables.orphan(source, "data/left-over.lance")
     tables.orphan(source, "_versions/.tmp1")
-    tables.overwritten(lake / "other", 3)
-    tables.age(lake, 30)
 
 
 @dataclass

@@ -8,6 +8,7 @@ does not, so that a release which fixes it is noticed.
 from __future__ import annotations
 
 import shutil
+import struct
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -52,9 +53,10 @@ def removed_versions(receipt: Any) -> dict[str, int]:
 
 
 def table_with_branch(root: Path, uri: str | None = None) -> Path:
-    """Three overwrites; a branch from the first, which needs its data file."""
+    """Three overwrites; a branch from the first, whose two versions need its data file."""
     tables.overwritten(root, 3)
     lance.dataset(uri or str(root)).create_branch("dev", 1)
+    tables.append(root / "tree/dev", 70)
     return root
 
 
@@ -84,15 +86,16 @@ def test_h1_branch_survives_whatever_the_spelling(here: Path, clean: Clean) -> N
         for root in (cleaned, written):
             tables.age(root, 30)
             before[root] = invariants.fingerprints(root)
-    plan, receipt = clean(targets, keep=1)
-    assert not receipt.failed
+    # Without its first version the branch holds no version of main, only files.
+    for branch, versions in (("dev", 1), ("main", 2)):
+        _, receipt = clean(targets, keep=1, branch=branch)
+        assert not receipt.failed
+        assert receipt.removed.old_versions_removed == versions * len(targets)
     for root, known in before.items():
-        kept = {("main", 1), ("main", 3), ("dev", 1)}
+        kept = {("main", 3), ("dev", 2)}
         assert set(invariants.versions(root)) == kept, root
         invariants.assert_all_versions_read(root, {place: known[place] for place in kept})
         invariants.assert_nothing_deletable_left(root)
-    assert receipt.removed.old_versions_removed == len(targets)
-    assert reasons(plan)["main", 1] == "branch dev starts here"
 
 
 @pytest.mark.parametrize("spelling", ["trailing", "file", "relative", "dots", "link"])
@@ -241,6 +244,31 @@ def test_h6_shallow_clone_survives_cleaning_its_source(tmp_path: Path, clean: Cl
         invariants.assert_no_live_file_missing(tmp_path / lake / name)
     native_cleanup(tmp_path / "fleet" / "source")
     assert not reads(tmp_path / "fleet" / "clone", ("main", 4))
+
+
+def test_refs_and_clones_made_after_the_plan_hold(tmp_path: Path, spark: Any) -> None:
+    """Between plan and execution somebody tags, moves a tag, branches, restores or clones."""
+    names = ("tagged", "moved", "branched", "restored", "cloned", "untouched")
+    for name in names:
+        root = tables.overwritten(tmp_path / name, 4)
+        tables.tag(root, "here", 4)
+        tables.age(root, 30)
+    plan = lakewarden.plan_cleanup(
+        spark, str(tmp_path), recursive=True, keep=1, min_age="0s", tasks=2
+    )
+    assert plan.removal.old_versions_removed == 3 * len(names)
+    tables.tag(tmp_path / "tagged", "late", 1)
+    lance.dataset(str(tmp_path / "moved")).tags.update("here", 1)
+    tables.branch(tmp_path / "branched", "late", 1)
+    tables.restore(tmp_path / "restored", 1)
+    tables.clone(tmp_path / "cloned", tmp_path / "new", 1)
+    before = {name: invariants.fingerprints(tmp_path / name) for name in (*names, "new")}
+    receipt = lakewarden.execute(spark, plan, tasks=2)
+    assert {Path(one.table_key).name for one in receipt.outdated} == set(names) - {"untouched"}
+    assert removed_versions(receipt)["untouched"] == 3
+    del before["untouched"]
+    for name, known in before.items():
+        invariants.assert_all_versions_read(tmp_path / name, known)
 
 
 def test_h7_files_in_extra_bases_go_with_their_version(tmp_path: Path, clean: Clean) -> None:
@@ -461,3 +489,21 @@ def test_clone_that_cannot_be_decided_still_protects_its_source(
     invariants.assert_all_versions_read(clone, before[clone])
     left = {place: before[source][place] for place in invariants.versions(source)}
     invariants.assert_all_versions_read(source, left)
+
+
+def test_clone_of_a_newer_lance_still_protects_its_source(tmp_path: Path, clean: Clean) -> None:
+    """We cannot read its manifest, but a newer Lance can: what it needs of its source must stay."""
+    source = tables.overwritten(tmp_path / "source", 3)
+    clone = tables.clone(source, tmp_path / "clone", 1)
+    manifest = next(clone.glob("_versions/*.manifest"))
+    data, flag = manifest.read_bytes(), b"\x48\x80\x80\x80\x80\x01"  # field 9, bit 28
+    (start,) = struct.unpack_from("<q", data, len(data) - 16)
+    (length,) = struct.unpack_from("<I", data, start)
+    longer = struct.pack("<I", length + len(flag))
+    manifest.write_bytes(data[:start] + longer + data[start + 4 : -16] + flag + data[-16:])
+    tables.age(tmp_path, 30)
+    before = invariants.files(source)
+    plan, receipt = clean(tmp_path, recursive=True, keep=1)
+    assert plan.tables[0].error_kind == "unsupported_feature"
+    assert invariants.files(source) == before
+    assert receipt.tables[1].error is not None

@@ -43,7 +43,12 @@ class Lake(RuleBasedStateMachine):
         self.changed = False
 
     def teardown(self) -> None:
-        self._directory.cleanup()
+        """Whatever was done, one thorough cleanup must be survived."""
+        try:
+            if self.roots():
+                self.check_clean({"keep": 1, "on_tagged": "keep"}, self.lake / "t", whole=True)
+        finally:
+            self._directory.cleanup()
 
     def __repr__(self) -> str:
         return repr({root.name: sorted(invariants.versions(root)) for root in self.roots()})
@@ -158,6 +163,9 @@ class Lake(RuleBasedStateMachine):
     def clean(self, rules: dict[str, Any], line: Path, whole: bool) -> None:
         """Clean all tables, or one with the others protected; on the line's branch."""
         self.changed = False
+        self.check_clean(rules, line, whole=whole)
+
+    def check_clean(self, rules: dict[str, Any], line: Path, *, whole: bool) -> None:
         root, branch = self.table_of(line)
         before = {one: invariants.fingerprints(one) for one in self.roots()}
         others = [str(one) for one in before if one != root]

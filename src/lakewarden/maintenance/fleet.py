@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import pairwise
+from itertools import pairwise
 
 from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused, UsageError
 from lakewarden.pipeline.frames import ReadStores, concurrently
@@ -97,10 +98,11 @@ def _ranges(directory: Location, stores: ReadStores) -> list[Unit]:
     ordered = sorted(f"{prefix}{name}/" for name in names)
     size = -(-len(ordered) // _RANGES_PER_DIRECTORY)
     groups = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-    # "0" is the character after "/": all keys below the last directory come before it.
+    # Each range ends where the next begins, so that a table made later is in one of them, too.
+    cuts = [None, *(group[0] for group in groups[1:]), None]
     return [
-        Unit(directory, group[0], group[-1][:-1] + "0", tuple(name[:-1] for name in group))
-        for group in groups
+        Unit(directory, after, before, tuple(name[:-1] for name in group))
+        for group, (after, before) in zip(groups, pairwise(cuts), strict=True)
     ]
 
 

@@ -273,7 +273,20 @@ def _units_again(plan: Plan) -> list[Unit]:
             continue
         for root, _ in inside:
             units += [Unit(root.location.child(name)) for name in ("_refs", "_versions", "tree")]
+        units += _between(unit, [root.location for root, _ in inside])
     return units
+
+
+def _between(unit: Unit, tables: Sequence[Location]) -> list[Unit]:
+    """Return the rest of a directory's range without its tables: new ones may be there."""
+    if unit.place in tables:
+        return []
+    after, rest = unit.after, []
+    for path in sorted(f"{table.path}/" for table in tables):
+        rest.append(Unit(unit.place, after, path))
+        # "0" is the character after "/": all keys of the table come before it.
+        after = f"{path[:-1]}0"
+    return [*rest, Unit(unit.place, after, unit.before)]
 
 
 def _covers(unit: Unit, root: Root) -> bool:

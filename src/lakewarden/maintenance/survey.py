@@ -338,13 +338,12 @@ def _with_unread(
     if failed:
         seen = {row[0] for row in named.select("by_root").distinct().collect()}
         # A manifest that the store did not hand out may belong to a shallow clone of any table,
-        # unless versions beside it show which places the table uses.  A corrupt one is read by
-        # nobody, so it needs nothing.
+        # unless versions beside it show which places the table uses; so may one that only a newer
+        # Lance can read.  A corrupt one is read by nobody, so it needs nothing.
         blind = {
             root_id
             for root_id, error in failed.items()
-            if root_id not in seen
-            and error.kind not in (ErrorKind.CORRUPT_MANIFEST, ErrorKind.UNSUPPORTED_FEATURE)
+            if root_id not in seen and error.kind is not ErrorKind.CORRUPT_MANIFEST
         }
         everyone = frozenset(state.table_id for state in states)
         states = [
