@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_number_of_spark_jobs_does_not_depend_on_the_number_of_tables(
         for table in range(number):
             small_table(fleet / f"t{table}.lance")
         group = f"fleet-of-{number}"
-        counts.append(jobs_of(spark, group, lambda f=fleet: clean(f, recursive=True, keep=1)))
+        counts.append(jobs_of(spark, group, partial(clean, fleet, recursive=True, keep=1)))
         assert all(len(lance.dataset(str(table)).version_refs()) == 1 for table in fleet.iterdir())
     assert counts[0] == counts[1] > 0
 

@@ -103,7 +103,20 @@ def test_durations_are_read(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "14", "d", "1x", "-1d", "1.5h", "1d,2h", "99999999999d", "1 d x", "\uff11d x", "1e3s"],
+    [
+        "",
+        " ",
+        "14",
+        "d",
+        "1x",
+        "-1d",
+        "1.5h",
+        "1d,2h",
+        "99999999999d",
+        "1 d x",
+        "\uff11d x",
+        "1e3s",
+    ],
 )
 def test_unclear_durations_are_refused(text: str) -> None:
     with pytest.raises(UsageError):

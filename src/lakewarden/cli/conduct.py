@@ -11,7 +11,7 @@ import typer
 
 from lakewarden.cli import output
 from lakewarden.cli.options import check_rate, opening
-from lakewarden.errors import Damaged, ErrorKind, Exit, Refused
+from lakewarden.errors import ErrorKind, Exit, Refused
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -61,29 +61,25 @@ def remove(
     places = (*targets.tables, *targets.directories)
     echo(places, consent, engine)
     ask(places, consent)
-    reading = start(engine, options, consent)
+    reading = start(engine, options)
     plan = operations.plan(targets, request, reading, now=reading.clock.now())
-    if not plan.tables:
-        named = ", ".join(place.uri for place in places)
-        raise Damaged(
-            ErrorKind.NOT_A_TABLE,
-            f"no Lance table was found below {named} (no _versions/*.manifest); check the path",
-        )
     tell_warnings(plan)
     if save_plan is not None:
         plans.save(plan, save_plan, Stores(reading.opening))
     if not consent.confirm:
         show_plan(plan, plan.kept_versions(), consent)
         return
+    # Extra base paths may lie elsewhere than the tables themselves.
+    ask([root.location for root in plan.roots], consent)
     if not consent.json and len(plan.failed) < len(plan.tables):
         output.to_stdout(output.plan_text(plan, plan.kept_versions()))
-    receipt = removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)
+    receipt = removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit).after(plan)
     for _ in range(_ATTEMPTS - 1):
         if not receipt.outdated:
             break
         plan = operations.plan(targets, request, reading, now=reading.clock.now())
         again = removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)
-        receipt = receipt.followed_by(again)
+        receipt = receipt.followed_by(again.after(plan))
     show_receipt(receipt, consent)
 
 
@@ -112,12 +108,11 @@ def ask(places: Sequence[Location], consent: Consent) -> None:
     )
 
 
-def start(engine: Engine, options: dict[str, str], consent: Consent) -> Reading:
+def start(engine: Engine, options: dict[str, str]) -> Reading:
     from lakewarden.cli import session
     from lakewarden.maintenance.survey import Reading
     from lakewarden.world import SystemClock
 
-    stages.hush(quiet=consent.quiet)
     stages("start Spark", engine.words)
     spark = session.start(engine)
     return Reading(spark, opening(options), SystemClock(), session.tasks_for(spark, engine), stages)
@@ -127,18 +122,12 @@ class Stages:
     """Says which stage is running: a bar on a terminal, a log line each elsewhere."""
 
     def __init__(self) -> None:
-        self._quiet = False
         self._bar: Progress | None = None
-
-    def hush(self, *, quiet: bool) -> None:
-        """Write no log lines."""
-        self._quiet = quiet
 
     def __call__(self, stage: str, detail: str) -> None:
         words = f"{stage} ({detail})" if detail else stage
         if not sys.stderr.isatty():
-            if not self._quiet:
-                output.to_stderr(f"stage    {words}")
+            output.to_stderr(f"stage    {words}")
             return
         if self._bar is None:
             self._bar = self._new_bar()

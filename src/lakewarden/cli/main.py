@@ -282,7 +282,7 @@ def apply(
     places, _ = plans.read_header(directory, ReadStores(opening(options)))
     echo(places, consent, engine)
     ask(places, consent)
-    reading = start(engine, options, consent)
+    reading = start(engine, options)
     plan = plans.load(reading.spark, directory, ReadStores(reading.opening))
     tell_warnings(plan)
     if not confirm:

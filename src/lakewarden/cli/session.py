@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import shutil
@@ -84,10 +85,14 @@ def start(engine: Engine) -> SparkSession:
             builder = builder.config(name, value)
     for name, value in (engine.conf or {}).items():
         builder = builder.config(name, value)
-    log = Path(tempfile.gettempdir()) / f"lakewarden-spark-{os.getpid()}.log"
+    handle, name = tempfile.mkstemp(prefix="lakewarden-spark-", suffix=".log")
+    os.close(handle)
+    log = Path(name)
     try:
         with _errors_to(log):
-            return builder.getOrCreate()
+            session = builder.getOrCreate()
+        atexit.register(log.unlink, missing_ok=True)
+        return session
     except (PySparkException, RuntimeError, OSError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise LakewardenError(

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import pairwise
-from itertools import pairwise
 
-from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused, UsageError
+from lakewarden.errors import ErrorKind, LakewardenError, Refused, UsageError
 from lakewarden.pipeline.frames import ReadStores, concurrently
 from lakewarden.pipeline.listing import Unit
 from lakewarden.storage.location import Location
@@ -87,11 +86,7 @@ def units_of(targets: Targets, stores: ReadStores) -> list[Unit]:
 
 def _ranges(directory: Location, stores: ReadStores) -> list[Unit]:
     """Cut a directory between its subdirectories into ranges of about equal number."""
-    names, objects = stores(directory).list_directory(directory.path)
-    if not names and not objects:
-        raise NotFound(
-            f"{directory.uri} does not exist or is empty; check the path and credentials"
-        )
+    names, _ = stores(directory).list_directory(directory.path)
     prefix = f"{directory.path}/" if directory.path else ""
     if "_versions" in names or not names:
         return [Unit(directory)]

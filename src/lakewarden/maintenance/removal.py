@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
@@ -91,6 +92,14 @@ class Receipt:
         changed = self.removed.files_removed > 0
         return Exit.PARTIAL if changed or len(self.failed) < len(self.tables) else Exit.REFUSED
 
+    def after(self, plan: Plan) -> Receipt:
+        """Return this receipt with what making its plan cost."""
+        return replace(
+            self,
+            requests=_added(plan.requests, self.requests),
+            seconds=_added(plan.seconds, self.seconds),
+        )
+
     def followed_by(self, later: Receipt) -> Receipt:
         """Return this receipt with what a later run over the same tables added."""
         before = {table.table_key: table for table in self.tables}
@@ -100,15 +109,19 @@ class Receipt:
             else table
             for table in later.tables
         ]
-        requests = {
-            kind: self.requests.get(kind, 0) + later.requests.get(kind, 0)
-            for kind in {**self.requests, **later.requests}
-        }
-        seconds = {
-            stage: self.seconds.get(stage, 0.0) + later.seconds.get(stage, 0.0)
-            for stage in {**self.seconds, **later.seconds}
-        }
-        return Receipt(self.operation, tables, requests, seconds)
+        return Receipt(
+            self.operation,
+            tables,
+            _added(self.requests, later.requests),
+            _added(self.seconds, later.seconds),
+        )
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _added(one: Mapping[str, Number], other: Mapping[str, Number]) -> dict[str, Number]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 def execute(

@@ -165,6 +165,12 @@ def list_tables(
     if targets.directories:
         listed, noted = list_fully(units, reading)
         places, nested = tables_in(noted, units)
+        # A directory without any table is an error of its own, like a table that is none.
+        places += [
+            directory
+            for directory in targets.directories
+            if not any(directory == place or directory.contains(place) for place in places)
+        ]
         roots = [Root(number, number, place) for number, place in enumerate(places)]
         objects, more = settle(listing.identify(listed, units, roots))
         noted += more
@@ -230,8 +236,8 @@ def _not_a_table(state: TableState, nested: Location | None) -> LakewardenError 
     if not state.seen.manifests:
         return Damaged(
             ErrorKind.NOT_A_TABLE,
-            f"{place.uri} holds no Lance table (no _versions/*.manifest); name the table itself, or "
-            "add --recursive for a directory of tables",
+            f"{place.uri} holds no Lance table (no _versions/*.manifest); name a table, or with "
+            "--recursive a directory of tables",
         )
     return None
 
