@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from lakewarden.model import FileKind
-from lakewarden.pipeline.classification import judged, stem_of
+from lakewarden.pipeline.classification import judged
 from lakewarden.pipeline.frames import frame, to_micros
-from lakewarden.pipeline.references import stem
 from lakewarden.testing.strategies import AGES, NOW, facts, margins
 from lakewarden.verdict import Fact, Margin, judge
 
@@ -63,29 +61,3 @@ def test_columns_judge_like_the_rule(
     wanted = [judge(fact, margin) for fact in rows]
     for fact, seen, one in zip(rows, in_spark(spark, rows, margin), wanted, strict=True):
         assert seen == (one[0].value, one[1].value), fact
-
-
-NAMES = [
-    "data/0101.lance", "_indices/6f9619ff-8b86-d011-b42d-00cf4fc964ff", "_deletions/1-2-3.arrow",
-    "tree/a.b/data/x.y.lance", "data/.hidden", "data/no-extension", "plain.lance", "_indices/a.b",
-    "data/new\nline.lance", "data/ü.lance", "data/x.", "x", "data/..", "_transactions/1-2.txn",
-]  # fmt: skip
-
-
-def test_stems_are_cut_alike(spark: SparkSession) -> None:
-    """A file is protected by its stem only if both sides of the join cut it in the same place."""
-    rows = [{"key": name} for name in NAMES]
-    columns = frame(spark, pa.schema([("key", pa.string())]), rows)
-    found = {
-        row.key: row.stem
-        for row in columns.select("key", stem_of(columns.key).alias("stem")).collect()
-    }
-    assert found == {name: stem(name) for name in NAMES}
-
-
-@pytest.mark.parametrize(
-    ("key", "wanted"),
-    [("data/0101.lance", "0101"), ("_indices/6f96-8b/", "6f96-8b"), ("data/.tmp", ".tmp")],
-)
-def test_stem_is_the_random_part(key: str, wanted: str) -> None:
-    assert stem(key) == wanted

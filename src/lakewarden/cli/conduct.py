@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lakewarden.storage.location import Location
 
 #: Stages from the start of Spark to the last manifest.
-_STAGES = 8
+_STAGES = 7
 #: Times a table that changed under its plan is planned again.
 _ATTEMPTS = 3
 

@@ -77,7 +77,6 @@ def plan(targets: Targets, request: Cleanup, reading: Reading, *, now: datetime)
     with costs.stage(reading, "judge"):
         judged = pin(
             classification.classify(
-                reading.spark,
                 found.objects,
                 found.references,
                 found.roots,

@@ -173,17 +173,19 @@ def _delete(
     doomed = _of_tables(plan.deletions, going, plan)
     is_manifest = F.col("kind") == FileKind.MANIFEST.value
     size = sum(table.removal.bytes_removed for table in going.values())
-    with costs.stage(reading, "delete files", f"{files:,} files, {size:,} bytes"):
-        content = deletion.delete_content(
-            doomed.filter(~is_manifest), plan.roots, reading.opening, pace
-        )
-        done = content.collect()
-    held = {row.table_id for row in done if row.outcome == Deletion.FAILED.value}
-    with costs.stage(reading, "delete manifests"):
+    with costs.stage(reading, "delete", f"{files:,} files, {size:,} bytes"):
+        if tasks == 1:
+            done = deletion.delete_in_order(doomed, plan.roots, reading.opening, pace).collect()
+        else:
+            done = deletion.delete_content(
+                doomed.filter(~is_manifest), plan.roots, reading.opening, pace
+            ).collect()
+    if tasks > 1:
+        held = {row.table_id for row in done if row.outcome == Deletion.FAILED.value}
         ready = {number: table for number, table in going.items() if number not in held}
-        if any(table.removal.manifest_files_removed for table in ready.values()):
+        with costs.stage(reading, "delete manifests"):
             manifests = _of_tables(doomed.filter(is_manifest), ready, plan)
-            last = deletion.delete_manifests(manifests, plan.roots, reading.opening, pace)
+            last = deletion.delete_in_order(manifests, plan.roots, reading.opening, pace)
             done += last.collect()
     costs.add_requests((row.kind, row.files) for row in done if row.note == NOTE_REQUESTS)
     return [row for row in done if row.note is None]

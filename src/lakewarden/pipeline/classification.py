@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from lakewarden.errors import LakewardenError
@@ -23,13 +23,16 @@ from lakewarden.pipeline.frames import (
     as_text,
     batches,
     concurrently,
-    frame,
     sql,
     to_micros,
 )
 from lakewarden.verdict import Margin
 
-_ROOTS = pa.schema([("root_id", pa.int32()), ("table_id", pa.int32()), ("owned", pa.bool_())])
+_GOES = (
+    FileReason.ONLY_REMOVED_VERSIONS,
+    FileReason.UNVERIFIED_OLD,
+    FileReason.UNVERIFIED_REQUESTED,
+)
 #: The verdict on a file that a kept version names and the listing did not show.
 MISSING = "missing"
 LOST = pa.schema(
@@ -44,12 +47,11 @@ LOST = pa.schema(
 #: Columns of a judged object.
 VERDICTS = (
     "table_id", "root_id", "path", "kind", "key", "stem", "size", "modified_us", "branch",
-    "version", "verdict", "reason",
+    "version", "reason", "verdict",
 )  # fmt: skip
 
 
 def classify(
-    spark: SparkSession,
     objects: DataFrame,
     references: DataFrame,
     roots: Sequence[Root],
@@ -62,74 +64,70 @@ def classify(
     `stems` says whether any reference protects by name alone; without, a join is saved.
     """
     named = (
-        references.filter(F.col("key").isNotNull())
+        references.filter("key IS NOT NULL")
         .groupBy("root_id", "key")
         .agg(
-            F.bool_or("kept").alias("named_by_kept"),
-            F.bool_or(~F.col("kept")).alias("named_by_going"),
-            F.max_by("by_root", "kept").alias("by_root"),
-            F.max_by("version", "kept").alias("by_version"),
+            F.expr("bool_or(kept) AS any_kept"),
+            F.expr("bool_or(NOT kept) AS any_going"),
+            F.expr("max_by(by_root, kept) AS by_root"),
+            F.expr("max_by(version, kept) AS by_version"),
         )
     )
-    table = F.broadcast(frame(spark, _ROOTS, [_root_row(root) for root in roots]))
-    facts = (
-        objects.join(named, on=["root_id", "key"], how="full_outer")
-        .join(table, on="root_id", how="inner")
-        .withColumn("stem", stem_of(F.col("key")))
-        .withColumn("named_by_kept", F.coalesce("named_by_kept", F.lit(False)))
-        .withColumn("named_by_going", F.coalesce("named_by_going", F.lit(False)))
-    )
+    facts = objects.join(named, on=["root_id", "key"], how="full_outer")
+    protected = "coalesce(any_kept, false)"
     if stems:
         # Random names protect wherever they appear, so the root plays no part in this join.
-        mentioned = (
-            references.filter(F.col("stem").isNotNull() & F.col("kept"))
-            .select("stem")
-            .distinct()
-            .withColumn("mentioned", F.lit(True))
-        )
-        facts = facts.join(mentioned, on="stem", how="left").withColumn(
-            "named_by_kept", F.col("named_by_kept") | F.col("mentioned").isNotNull()
-        )
-    present = F.col("path").isNotNull()
+        mentioned = references.filter("stem IS NOT NULL AND kept").select("stem").distinct()
+        facts = facts.join(mentioned.selectExpr("stem", "true AS mentioned"), on="stem", how="left")
+        protected = f"({protected} OR mentioned IS NOT NULL)"
+    tables = sum(root.owned for root in roots)
+    extra = "".join(f" WHEN {root.root_id} THEN {root.table_id}" for root in roots[tables:])
+    facts = facts.selectExpr(
+        "*",
+        f"{protected} AS named_by_kept",
+        "coalesce(any_going, false) AS named_by_going",
+        f"root_id < {tables} AS owned",
+        f"CASE root_id{extra} ELSE root_id END AS table_id" if extra else "root_id AS table_id",
+    )
     # Transaction files are history, not data: a version reads without its own.
-    lost = F.col("named_by_kept") & F.col("owned") & ~F.col("key").contains("_transactions/")
+    lost = "named_by_kept AND owned AND NOT contains(key, '_transactions/')"
     return (
         judged(facts, margin)
-        .withColumn("verdict", F.when(present, F.col("verdict")).otherwise(F.lit(MISSING)))
-        .filter(present | lost)
-        .select(*VERDICTS, "by_root", "by_version")
+        .filter(f"path IS NOT NULL OR ({lost})")
+        .selectExpr(
+            *(name for name in VERDICTS if name != "verdict"),
+            f"CASE WHEN path IS NULL THEN '{MISSING}' ELSE verdict END AS verdict",
+            "by_root",
+            "by_version",
+        )
     )
 
 
 def judged(facts: DataFrame, margin: Margin) -> DataFrame:
     """Add `verdict` and `reason` to rows with the columns of `verdict.Fact`."""
-    now = F.lit(to_micros(margin.now))
-    cutoff = F.lit(to_micros(margin.now - margin.unverified_after))
-    modified = F.col("modified_us")
-    age_is_known = modified.isNotNull() & (modified > 0) & (modified <= now)
-    cases: tuple[tuple[Column, FileReason], ...] = (
-        (~F.col("kind").isin([kind.value for kind in REMOVABLE]), FileReason.UNKNOWN_KIND),
-        (F.col("named_by_kept"), FileReason.IN_USE),
-        (F.col("named_by_going"), FileReason.ONLY_REMOVED_VERSIONS),
-        (~F.col("owned"), FileReason.SHARED_PLACE),
-        (~age_is_known, FileReason.UNKNOWN_AGE),
-        (modified < cutoff, FileReason.UNVERIFIED_OLD),
-        (F.lit(margin.delete_unverified), FileReason.UNVERIFIED_REQUESTED),
+    now, cutoff = to_micros(margin.now), to_micros(margin.now - margin.unverified_after)
+    kinds = ", ".join(f"'{kind.value}'" for kind in sorted(REMOVABLE))
+    cases = (
+        (f"kind NOT IN ({kinds})", FileReason.UNKNOWN_KIND),
+        ("named_by_kept", FileReason.IN_USE),
+        ("named_by_going", FileReason.ONLY_REMOVED_VERSIONS),
+        ("NOT owned", FileReason.SHARED_PLACE),
+        (
+            f"modified_us IS NULL OR modified_us <= 0 OR modified_us > {now}",
+            FileReason.UNKNOWN_AGE,
+        ),
+        (f"modified_us < {cutoff}", FileReason.UNVERIFIED_OLD),
+        (str(margin.delete_unverified).lower(), FileReason.UNVERIFIED_REQUESTED),
     )
-    reason: Column | None = None
-    for condition, answer in cases:
-        literal = F.lit(answer.value)
-        reason = F.when(condition, literal) if reason is None else reason.when(condition, literal)
-    assert reason is not None
-    goes = [
-        FileReason.ONLY_REMOVED_VERSIONS.value,
-        FileReason.UNVERIFIED_OLD.value,
-        FileReason.UNVERIFIED_REQUESTED.value,
-    ]
-    verdict = F.when(F.col("reason").isin(goes), F.lit(Verdict.DELETE.value))
-    return facts.withColumn(
-        "reason", reason.otherwise(F.lit(FileReason.UNVERIFIED_YOUNG.value))
-    ).withColumn("verdict", verdict.otherwise(F.lit(Verdict.KEEP.value)))
+    reason = " ".join(f"WHEN {condition} THEN '{answer.value}'" for condition, answer in cases)
+    goes = ", ".join(f"'{answer.value}'" for answer in _GOES)
+    return facts.selectExpr(
+        "*", f"CASE {reason} ELSE '{FileReason.UNVERIFIED_YOUNG.value}' END AS reason"
+    ).selectExpr(
+        "*",
+        f"CASE WHEN reason IN ({goes}) THEN '{Verdict.DELETE.value}' "
+        f"ELSE '{Verdict.KEEP.value}' END AS verdict",
+    )
 
 
 def really_missing(classified: DataFrame, roots: Sequence[Root], opening: Opening) -> DataFrame:
@@ -139,12 +137,6 @@ def really_missing(classified: DataFrame, roots: Sequence[Root], opening: Openin
     """
     lost = classified.filter(F.col("verdict") == MISSING).select(*LOST.names[:-1])
     return lost.mapInArrow(_look_again(roots, opening), sql(LOST))
-
-
-def stem_of(key: Column) -> Column:
-    """Return the random part of a key; the column form of `references.stem`."""
-    name = F.substring_index(key, "/", -1)
-    return F.regexp_replace(name, r"(?s)^(.+)\.[^.]*$", "$1")
 
 
 def _look_again(roots: Sequence[Root], opening: Opening) -> Stage:
@@ -169,7 +161,3 @@ def _look_again(roots: Sequence[Root], opening: Opening) -> Stage:
         yield from batches(filter(None, found), LOST)
 
     return look_batches
-
-
-def _root_row(root: Root) -> dict[str, Any]:
-    return {"root_id": root.root_id, "table_id": root.table_id, "owned": root.owned}

@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from lakewarden.errors import LakewardenError
+from lakewarden.model import FileKind
 from lakewarden.pipeline.frames import (
     NOTE_REQUESTS,
     Opening,
@@ -44,11 +47,10 @@ RECEIPTS = pa.schema(
 _COLUMNS = ("table_id", "root_id", "path", "kind", "size", "version")
 #: Bulk requests one task keeps in flight.
 _BATCHES_IN_FLIGHT = 16
-_HELD = "an older manifest of the table could not be deleted, so the newer ones wait"
-#: Directories that stay although they are empty: writers expect them.
-_STANDING = re.compile(
-    r"(?:tree/.+/)?(?:|data|_versions|_transactions|_deletions|_indices)|tree/.+"
-)
+#: What becomes of a manifest while something older of its table is still there.
+HELD = "held"
+#: Directories that go when they are empty: of index segments and of blob sidecars.
+_PRUNABLE = re.compile(r"(?:tree/.+/)?(?:_indices/.+|data/[^/]+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +65,41 @@ class Pace:
 def delete_content(
     files: DataFrame, roots: Sequence[Root], opening: Opening, pace: Pace
 ) -> DataFrame:
-    """Delete files in any order; returns RECEIPTS."""
-    return (
-        files.select(*_COLUMNS)
-        .coalesce(pace.tasks)
-        .mapInArrow(_deleter(roots, opening, pace, in_order=False), sql(RECEIPTS))
-    )
+    """Delete files that are no manifests, in any order; returns RECEIPTS."""
+    cut = files.select(*_COLUMNS).coalesce(pace.tasks)
+    return cut.mapInArrow(_deleter(roots, opening, pace), sql(RECEIPTS))
 
 
-def delete_manifests(
-    manifests: DataFrame, roots: Sequence[Root], opening: Opening, pace: Pace
+def delete_in_order(
+    files: DataFrame, roots: Sequence[Root], opening: Opening, pace: Pace
 ) -> DataFrame:
-    """Delete manifests oldest first, one batch after the other, so a crash leaves no gap below."""
-    together = spread(manifests.select(*_COLUMNS), pace.tasks, "table_id")
-    ordered = together.sortWithinPartitions("version", "table_id", "path")
-    return ordered.mapInArrow(_deleter(roots, opening, pace, in_order=True), sql(RECEIPTS))
+    """Delete each table's manifests after its other files, oldest first; returns RECEIPTS.
+
+    Manifests go one batch after the other, so that a crash leaves no gap below.  Those of a table
+    of which something could not be deleted stay, and are reported as held.
+    """
+    together = spread(files.select(*_COLUMNS), pace.tasks, "table_id")
+    is_manifest = F.col("kind") == FileKind.MANIFEST.value
+    ordered = together.sortWithinPartitions(is_manifest, "version", "table_id", "path")
+    return ordered.mapInArrow(_deleter(roots, opening, pace), sql(RECEIPTS))
 
 
-def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace, *, in_order: bool) -> Stage:
+def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace) -> Stage:
     def delete_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = _Task({root.root_id: root for root in roots}, Stores(opening), in_order=in_order)
+        task = _Task({root.root_id: root for root in roots}, Stores(opening))
         rate = pace.keys_per_second / pace.tasks if pace.keys_per_second else None
         # Below a thousand keys a second, smaller batches keep the pace even.
         size = DELETE_BATCH_MAX if rate is None else max(1, min(DELETE_BATCH_MAX, int(rate)))
-        groups = _by_store(incoming, task.roots, size)
-        if rate is not None:
-            groups = _paced(groups, rate, pace.clock)
         outcome: dict[tuple[object, ...], list[int]] = {}
-        in_flight = 1 if rate is not None or in_order else _BATCHES_IN_FLIGHT
-        for done in concurrently(task.delete, groups, in_flight):
-            for row, result in done:
-                mark = (row["table_id"], row["kind"], result.outcome.value, result.error)
-                total = outcome.setdefault(mark, [0, 0])
+        rows = (row for batch in incoming for row in batch.to_pylist())
+        for in_order, part in groupby(rows, lambda row: row["kind"] == FileKind.MANIFEST.value):
+            groups = _by_store(part, task.roots, size)
+            if rate is not None:
+                groups = _paced(groups, rate, pace.clock)
+            delete = task.delete_manifests if in_order else task.delete
+            in_flight = 1 if rate is not None or in_order else _BATCHES_IN_FLIGHT
+            for row, result, error in chain.from_iterable(concurrently(delete, groups, in_flight)):
+                total = outcome.setdefault((row["table_id"], row["kind"], result, error), [0, 0])
                 total[0] += 1
                 total[1] += row["size"] or 0
         yield from batches(_receipts(outcome), RECEIPTS)
@@ -111,26 +116,28 @@ def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace, *, in_order: b
 
 
 class _Task:
-    """Deletes batches; in order, it stops at a table's first failure."""
+    """Deletes batches, and remembers the tables of which something could not be deleted."""
 
-    def __init__(self, roots: Mapping[int, Root], stores: Stores, *, in_order: bool) -> None:
+    def __init__(self, roots: Mapping[int, Root], stores: Stores) -> None:
         self.roots = roots
         self.stores = stores
-        self._in_order = in_order
-        self._stopped: set[int] = set()
+        self._failed: set[int] = set()
 
-    def delete(self, rows: tuple[Row, ...]) -> list[tuple[Row, DeleteResult]]:
-        held = [row for row in rows if row["table_id"] in self._stopped]
-        free = [row for row in rows if row["table_id"] not in self._stopped]
-        results = self._attempt(free) if free else []
-        if self._in_order:
-            self._stopped.update(
-                row["table_id"] for row, one in results if one.outcome is Deletion.FAILED
-            )
+    def delete(self, rows: Sequence[Row]) -> list[tuple[Row, str, str]]:
+        """Delete one batch; say of every row what became of it, and why."""
+        results = self._attempt(rows)
+        failed = [row for row, one in results if one.outcome is Deletion.FAILED]
+        self._failed.update(row["table_id"] for row in failed)
         self._prune(row for row, one in results if one.outcome is not Deletion.FAILED)
-        return results + [(row, DeleteResult("", Deletion.FAILED, _HELD)) for row in held]
+        return [(row, one.outcome.value, one.error) for row, one in results]
 
-    def _attempt(self, rows: list[Row]) -> list[tuple[Row, DeleteResult]]:
+    def delete_manifests(self, rows: Sequence[Row]) -> list[tuple[Row, str, str]]:
+        """Delete one batch, without those of tables that still have something older."""
+        held = [row for row in rows if row["table_id"] in self._failed]
+        free = [row for row in rows if row["table_id"] not in self._failed]
+        return (self.delete(free) if free else []) + [(row, HELD, "") for row in held]
+
+    def _attempt(self, rows: Sequence[Row]) -> list[tuple[Row, DeleteResult]]:
         keys = [self.roots[row["root_id"]].key(row["path"]) for row in rows]
         try:
             results = self.stores(self.roots[rows[0]["root_id"]].location).delete(keys)
@@ -143,25 +150,23 @@ class _Task:
         directories = {(row["root_id"], row["path"].rpartition("/")[0]) for row in rows}
         for root_id, directory in directories:
             root, left = self.roots[root_id], directory
-            while not _STANDING.fullmatch(left):
+            while _PRUNABLE.fullmatch(left):
                 if not self.stores(root.location).prune_directory(root.key(left)):
                     break
                 left = left.rpartition("/")[0]
 
 
 def _by_store(
-    incoming: Iterable[pa.RecordBatch], places: Mapping[int, Root], size: int
+    rows: Iterable[Row], places: Mapping[int, Root], size: int
 ) -> Iterator[tuple[Row, ...]]:
     """Group rows into batches that one request can carry, keeping their order per store."""
     pending: dict[str, list[Row]] = {}
-    for batch in incoming:
-        for row in batch.to_pylist():
-            store = places[row["root_id"]].location.store.uri
-            group = pending.setdefault(store, [])
-            group.append(row)
-            if len(group) == size:
-                yield tuple(group)
-                group.clear()
+    for row in rows:
+        group = pending.setdefault(places[row["root_id"]].location.store.uri, [])
+        group.append(row)
+        if len(group) == size:
+            yield tuple(group)
+            group.clear()
     for group in pending.values():
         if group:
             yield tuple(group)

@@ -52,6 +52,7 @@ OBJECTS = pa.schema(
         ("path", pa.string()),
         ("kind", pa.string()),
         ("key", pa.string()),
+        ("stem", pa.string()),
         ("branch", pa.string()),
         ("version", pa.int64()),
         ("detached", pa.bool_()),
@@ -148,9 +149,12 @@ def pin(data: DataFrame) -> DataFrame:
     """Compute once and never again: what a plan was shown to be is what is executed.
 
     A local checkpoint, unlike a cache, fails when an executor is lost instead of quietly
-    computing anew from a listing that has changed since.
+    computing anew from a listing that has changed since.  Without adaptive execution the first
+    job that computes all of it makes the checkpoint in passing; adaptive execution runs stages on
+    their own, which does not, so there a job has to be spent on it.
     """
-    return data.localCheckpoint(eager=True)
+    adaptive = data.sparkSession.conf.get("spark.sql.adaptive.enabled", "true") == "true"
+    return data.localCheckpoint(eager=adaptive)
 
 
 def settle(data: DataFrame) -> tuple[DataFrame, list[Row]]:

@@ -239,7 +239,7 @@ def _identifier(stores: Sequence[str], roots: Sequence[Root]) -> Stage:
                 *(column.to_pylist() for column in batch.columns), strict=True
             ):
                 if note is not None:
-                    rows.append((None, None, None, key, None, None, None, size, None, unit, note))
+                    rows.append((None, None, None, key, *[None] * 4, size, None, unit, note))
                     continue
                 root = places.root_of(stores[unit], key)
                 if root is None:
@@ -248,8 +248,8 @@ def _identifier(stores: Sequence[str], roots: Sequence[Root]) -> Stage:
                 entry = layout.classify_extra_base(path) if root.plain else layout.classify(path)
                 states.setdefault(root.root_id, State()).count(path, entry, size, modified)
                 rows.append(
-                    (root.root_id, path, entry.kind.value, entry.key, entry.branch, entry.version,
-                     entry.detached, size, modified, unit, None)
+                    (root.root_id, path, entry.kind.value, entry.key, layout.stem(entry.key), entry.branch,
+                     entry.version, entry.detached, size, modified, unit, None)
                 )  # fmt: skip
             if rows:
                 columns = zip(zip(*rows, strict=True), OBJECTS, strict=True)

@@ -69,13 +69,6 @@ def own_manifests(versions: DataFrame) -> DataFrame:
     )
 
 
-def stem(key: str) -> str:
-    """Return the part of a key that is random: the last component without its extension."""
-    return (
-        key.rstrip("/").rpartition("/")[2].rpartition(".")[0] or key.rstrip("/").rpartition("/")[2]
-    )
-
-
 def _reader(roots: Sequence[Root], opening: Opening) -> Stage:
     places = {root.root_id: root for root in roots}
 
@@ -168,7 +161,7 @@ class _Naming:
         """Protect a name wherever it appears; say once that there are such names at all."""
         if self._first((NOTE_STEMS,)):
             yield {"note": NOTE_STEMS}
-        yield {"stem": stem(name), **mark}
+        yield {"stem": layout.stem(name), **mark}
 
     def _going_elsewhere(self, base: Base, path: str, mark: Row) -> Iterator[Row]:
         """Yield the reference of a going version to a file in another root that we know."""

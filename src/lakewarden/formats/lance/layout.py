@@ -112,6 +112,12 @@ def _manifest(path: str, name: str, branch: str) -> Entry:
     return Entry(kind, path, branch, version, detached)
 
 
+def stem(name: str) -> str:
+    """Return the random part of a name: its last component without the extension."""
+    last = name.rstrip("/").rpartition("/")[2]
+    return last.rpartition(".")[0] or last
+
+
 def classify_extra_base(path: str) -> Entry:
     """Read a path relative to an extra base that is a plain directory of data files."""
     if _DATA.fullmatch(path):
