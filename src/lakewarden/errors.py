@@ -97,6 +97,12 @@ class Damaged(LakewardenError):
     """Something that must be readable is not: fail closed for that table."""
 
 
+class Interrupted(LakewardenError):
+    """Something was changed before the work could not go on; running again resumes it."""
+
+    exit_code = Exit.PARTIAL
+
+
 class Conflict(LakewardenError):
     """Somebody else changed the table meanwhile."""
 

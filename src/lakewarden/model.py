@@ -59,6 +59,7 @@ class FileReason(StrEnum):
     UNKNOWN_AGE = "unknown_age"
     UNKNOWN_KIND = "unknown_kind"
     SHARED_PLACE = "shared_place"
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,10 @@ class Version:
     detached: bool = False
     #: A staged manifest that was never given its final name; perhaps the only copy of a commit.
     staged: bool = False
+    #: The store's time where `modified` is the one written inside; writers are judged by this.
+    stored: datetime | None = None
+    #: Where it lies: two manifests may claim one number.
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +241,8 @@ def _ages_that_keep(version: Version, policy: Policy, now: datetime) -> list[str
     reasons = []
     if policy.older_than is not None and version.modified >= now - policy.older_than:
         reasons.append(f"younger than {format_duration(policy.older_than)}")
-    if policy.min_age and version.modified > now - policy.min_age:
+    stored = version.stored or version.modified
+    if policy.min_age and stored > now - policy.min_age:
         reasons.append(
             f"younger than {format_duration(policy.min_age)}: a writer may still build on it"
         )

@@ -38,7 +38,7 @@ def judge(fact: Fact, margin: Margin) -> tuple[Verdict, FileReason]:
 
     A kind that the format does not write is nobody's business but its owner's.  A file of a kept
     version stays.  A file that only going versions name has no writer working on it any more and
-    goes whatever its age.  The rest is named by nobody: left over, or part of a write in progress;
+    goes whatever its age.  A version goes only by decision, never by age.  The rest is named by nobody: left over, or part of a write in progress;
     only its age can tell, and an age that is missing, zero or in the future tells nothing.  In a
     place that other tables may share, a file that we never named may well be theirs.
     """
@@ -48,6 +48,8 @@ def judge(fact: Fact, margin: Margin) -> tuple[Verdict, FileReason]:
         return Verdict.KEEP, FileReason.IN_USE
     if fact.named_by_going:
         return Verdict.DELETE, FileReason.ONLY_REMOVED_VERSIONS
+    if fact.kind is FileKind.MANIFEST:
+        return Verdict.KEEP, FileReason.UNDECIDED
     if not fact.owned:
         return Verdict.KEEP, FileReason.SHARED_PLACE
     if not age_is_known(fact.modified, margin.now):

@@ -11,7 +11,7 @@ import typer
 
 from lakewarden.cli import output
 from lakewarden.cli.options import check_rate, opening
-from lakewarden.errors import ErrorKind, Exit, Refused
+from lakewarden.errors import ErrorKind, Exit, LakewardenError, Refused
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -69,16 +69,25 @@ def remove(
     if not consent.confirm:
         show_plan(plan, plan.kept_versions(), consent)
         return
-    # Extra base paths may lie elsewhere than the tables themselves.
-    ask([root.location for root in plan.roots], consent)
+    # Extra base paths may lie in other stores than the tables themselves.
+    agreed = {place.store for place in places}
+    ask([root.location for root in plan.roots if root.location.store not in agreed], consent)
     if not consent.json and len(plan.failed) < len(plan.tables):
         output.to_stdout(output.plan_text(plan, plan.kept_versions()))
     receipt = removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit).after(plan)
     for _ in range(_ATTEMPTS - 1):
         if not receipt.outdated:
             break
-        plan = operations.plan(targets, request, reading, now=reading.clock.now())
-        again = removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)
+        try:
+            plan = operations.plan(targets, request, reading, now=reading.clock.now())
+            left = breakers.less(receipt.removed)
+            again = removal.execute(plan, reading, breakers=left, rate_limit=rate_limit)
+        except LakewardenError as error:
+            # What was removed before is removed; the tables that changed are reported as such.
+            output.to_stderr(
+                f"warning  tables that changed were not planned again: {error.message}"
+            )
+            break
         receipt = receipt.followed_by(again.after(plan))
     show_receipt(receipt, consent)
 
@@ -95,7 +104,7 @@ def echo(places: Sequence[Location], consent: Consent, engine: Engine) -> None:
 
 
 def ask(places: Sequence[Location], consent: Consent) -> None:
-    """Get consent before anything is read, or refuse."""
+    """Get consent to delete from these places, or refuse."""
     if not consent.confirm or consent.yes or all(place.is_local for place in places):
         return
     if consent.json or not sys.stdin.isatty():
@@ -172,6 +181,8 @@ def show_plan(plan: Plan, kept: Sequence[dict[str, Any]], consent: Consent) -> N
         output.to_stdout(output.plan_text(plan, kept))
         output.to_stdout("preview: nothing was changed; add --confirm to remove")
     _tell_failures(plan.failed, len(plan.tables))
+    if plan.failed and all(table.error_kind == ErrorKind.USAGE.value for table in plan.tables):
+        raise typer.Exit(Exit.USAGE)
     if plan.failed:
         raise typer.Exit(Exit.REFUSED if len(plan.failed) == len(plan.tables) else Exit.PARTIAL)
 

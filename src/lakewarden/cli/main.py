@@ -29,7 +29,6 @@ from lakewarden.cli.options import (
     MaxBytesOpt,
     MaxFilesOpt,
     MaxShareOpt,
-    OnTagged,
     ProtectOpt,
     QuietOpt,
     RateOpt,
@@ -53,6 +52,7 @@ from lakewarden.cli.options import (
 from lakewarden.cli.session import failure_of_spark
 from lakewarden.errors import ErrorKind, Exit, LakewardenError, Refused, UsageError
 from lakewarden.model import MAIN, parse_duration
+from lakewarden.retention import OnTagged
 
 # Heavy imports (Spark, Arrow, stores) happen inside the commands: `--help` answers at once.
 
@@ -89,7 +89,7 @@ def cleanup(
     on_tagged: Annotated[
         OnTagged,
         typer.Option("--on-tagged", help="A tagged version that would go: stop, or keep it."),
-    ] = OnTagged.error,
+    ] = OnTagged.ERROR,
     min_age: Annotated[
         str,
         typer.Option(
@@ -168,7 +168,7 @@ def cleanup(
         keep=keep,
         before_version=before_version,
         versions=None if versions is None else numbers(versions),
-        on_tagged=retention.OnTagged(on_tagged.value),
+        on_tagged=on_tagged,
         min_age=parse_duration(min_age),
         expire_detached=expire_detached,
         branch=branch,

@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from lakewarden.storage.opening import Opener
 
 
-class OnTagged(StrEnum):
-    """What to do when the policy would remove a tagged version."""
-
-    error = "error"
-    keep = "keep"
-
-
 class AgeFrom(StrEnum):
     """Where a version's age comes from."""
 

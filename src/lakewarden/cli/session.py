@@ -137,9 +137,6 @@ def _settings(engine: Engine) -> dict[str, str]:
             "spark.sql.shuffle.partitions": str(cores()),
             # Few partitions and no surprises: replanning at every stage costs more than it saves.
             "spark.sql.adaptive.enabled": "false",
-            # Compiling code for a stage takes longer than most stages run.
-            "spark.sql.codegen.wholeStage": "false",
-            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             # Forks workers from a process that has the imports done.
             "spark.python.daemon.module": "lakewarden.pipeline.daemon",
         }

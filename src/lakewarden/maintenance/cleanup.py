@@ -13,10 +13,10 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from lakewarden.errors import Damaged, ErrorKind, LakewardenError
+from lakewarden.errors import Damaged, ErrorKind, LakewardenError, UsageError
 from lakewarden.maintenance.fleet import Targets
 from lakewarden.maintenance.plan import Plan, TablePlan
-from lakewarden.maintenance.safety import UNVERIFIED_AFTER, check_orphan_age
+from lakewarden.maintenance.safety import UNVERIFIED_AFTER, check_orphan_age, check_unverified_age
 from lakewarden.maintenance.survey import (
     Costs,
     Reading,
@@ -52,6 +52,12 @@ class Cleanup:
     unverified_after: timedelta = UNVERIFIED_AFTER
     delete_unverified: bool = False
     age_from_commit: bool = False
+
+    def __post_init__(self) -> None:
+        if self.unverified_after < timedelta(0):
+            raise UsageError(ErrorKind.USAGE, "a duration cannot be negative; write 0s for none")
+        if self.policy is not None and not self.delete_unverified:
+            check_unverified_age(self.unverified_after)
 
     def describe(self) -> str:
         if self.policy is None:
@@ -147,7 +153,7 @@ def _summary(state: TableState, rows: list[Any]) -> TablePlan:
     removal, versions_kept = RemovalStats(), 0
     for row in rows:
         if row.kind == FileKind.MANIFEST.value and row.verdict == Verdict.KEEP.value:
-            versions_kept = row.files
+            versions_kept += row.files
         if row.verdict == classification.MISSING:
             continue
         if row.verdict == Verdict.DELETE.value:

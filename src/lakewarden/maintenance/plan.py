@@ -164,7 +164,15 @@ def read_header(directory: str, stores: ReadStores) -> tuple[list[Location], dic
                 f"{place.uri} was written in plan format {header['format']}, this release reads "
                 f"{FORMAT}; make the plan again",
             )
-        return [Location.parse(root["location"]) for root in header["roots"]], header
+        places = [Location.parse(root["location"]) for root in header["roots"]]
+        for place_now, root in zip(places, header["roots"], strict=True):
+            if place_now.uri != root["location"]:
+                raise UsageError(
+                    ErrorKind.PLAN_INVALID,
+                    f"{root['location']} now leads to {place_now.uri}, which the plan does not speak "
+                    "of; plan again",
+                )
+        return places, header
     except NotFound as error:
         raise UsageError(
             ErrorKind.PLAN_INVALID,

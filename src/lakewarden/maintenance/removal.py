@@ -12,13 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from lakewarden.errors import ErrorKind, Exit, LakewardenError, UsageError
+from lakewarden.errors import ErrorKind, Exit, Interrupted, UsageError
 from lakewarden.maintenance.cleanup import removal_of
+from lakewarden.maintenance.dependence import held_by
 from lakewarden.maintenance.plan import Plan, TablePlan
-from lakewarden.maintenance.safety import Breakers
+from lakewarden.maintenance.safety import MIN_AGE, Breakers
 from lakewarden.maintenance.survey import (
     Costs,
     Reading,
@@ -33,6 +35,7 @@ from lakewarden.pipeline.frames import (
     NOTE_REQUESTS,
     Root,
     settle,
+    to_micros,
 )
 from lakewarden.pipeline.listing import State, Unit, states_in
 from lakewarden.storage.location import Location
@@ -145,7 +148,15 @@ def execute(
         with costs.stage(reading, "check again", f"{len(going)} tables"):
             outdated = _changed_since(plan, reading, costs)
         going = {number: table for number, table in going.items() if number not in outdated}
-        done = _delete(plan, going, reading, costs, rate_limit) if going else []
+        try:
+            done = _delete(plan, going, reading, costs, rate_limit) if going else []
+        except PySparkException as error:
+            first = str(error).strip().partition("\n")[0]
+            raise Interrupted(
+                ErrorKind.SPARK,
+                f"Spark failed while files were being deleted ({first}); some are gone, all of them "
+                "unneeded: run again to remove the rest",
+            ) from error
     return Receipt(
         plan.operation, _receipts(plan.tables, done, outdated), costs.requests, costs.seconds
     )
@@ -156,7 +167,7 @@ def check(plan: Plan, breakers: Breakers) -> None:
     breakers.check(
         files=plan.removal.files_removed,
         size=plan.removal.bytes_removed,
-        files_in_all=sum(table.objects for table in plan.tables),
+        files_in_all=sum(table.objects for table in plan.tables if table.goes_ahead),
     )
 
 
@@ -210,7 +221,12 @@ def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]
     else:
         objects, noted = list_fully(units, reading, roots)
     costs.add_requests((row.key, row.size) for row in noted if row.note == NOTE_REQUESTS)
-    changed = _unlisted(errors_in(noted, "unit", "key"), units, roots)
+    failed = errors_in(noted, "unit", "key")
+    if failed:
+        # What cannot be looked at again may hold a new shallow clone of any table.
+        reason = next(iter(failed.values())).message
+        return {table.table_id: reason for table in plan.tables}
+    changed: dict[int, str] = {}
     seen = states_in(noted)
     fresh = bool(newcomers)
     for root, table in zip(roots, plan.tables, strict=True):
@@ -222,22 +238,29 @@ def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]
         fresh = fresh or state.manifests_mark != table.manifests_mark
     if fresh:
         changed |= _contradicted(plan, objects, [*roots, *newcomers], reading, costs)
-    for table in plan.tables:
-        if table.table_id in changed:
-            # Versions of it that were to go now stay a while, and need their files elsewhere.
-            reason = f"{table.table_key} uses files of this table and has changed meanwhile"
-            changed |= {used: reason for used in table.uses if used not in changed}
-    return changed
+    keys = {table.table_id: table.table_key for table in plan.tables}
+    # Versions that were to go stay a while in a table that changed, and need their files elsewhere.
+    held = held_by(changed, {table.table_id: set(table.uses) for table in plan.tables})
+    return changed | {
+        used: f"{keys[user]} uses files of this table and has changed meanwhile"
+        for used, user in held.items()
+    }
 
 
 def _contradicted(
     plan: Plan, objects: DataFrame, roots: Sequence[Root], reading: Reading, costs: Costs
 ) -> dict[int, str]:
     """Open every version that is new since the plan, and find plans that it contradicts."""
-    known = plan.versions.select("root_id", "path")
+    known = plan.versions.select("root_id", "path", "modified_us")
+    is_manifest = F.col("kind") == FileKind.MANIFEST.value
+    # A staged manifest may become a version at any moment; old ones are left over.
+    soon = (F.col("kind") == FileKind.STAGED_MANIFEST.value) & (
+        F.col("modified_us") >= F.lit(to_micros(plan.made_at - MIN_AGE))
+    )
     fresh = (
-        objects.filter(F.col("kind") == FileKind.MANIFEST.value)
-        .join(known, on=["root_id", "path"], how="left_anti")
+        objects.filter(is_manifest | soon)
+        # By time, too: a table that was dropped and made again uses the same names.
+        .join(known, on=["root_id", "path", "modified_us"], how="left_anti")
         .withColumn("kept", F.lit(True))
     )
     named, noted = settle(
@@ -248,7 +271,8 @@ def _contradicted(
     if any(root.root_id in unread for root in roots[len(plan.tables) :]):
         # A table that appeared meanwhile and cannot be read may need files of any other.
         return {table.table_id: "a new table could not be read" for table in plan.tables}
-    by_key = named.filter(F.col("key").isNotNull()).select("root_id", "key").distinct()
+    own = fresh.select("root_id", F.col("path").alias("key"))
+    by_key = named.filter(F.col("key").isNotNull()).select("root_id", "key").unionByName(own)
     by_stem = named.filter(F.col("stem").isNotNull()).select("stem").distinct()
     doomed = plan.deletions.select("table_id", "root_id", "key", "stem")
     hit = (
@@ -322,19 +346,6 @@ def _newcomers(plan: Plan, places: Iterable[Location], roots: Sequence[Root]) ->
     number = max(root.root_id for root in plan.roots) + 1
     new = [place for place in places if place not in known]
     return [Root(number + step, -1 - step, place) for step, place in enumerate(new)]
-
-
-def _unlisted(
-    failures: Mapping[int, LakewardenError], units: Sequence[Unit], roots: Sequence[Root]
-) -> dict[int, str]:
-    """A table that cannot be looked at again is not touched."""
-    found: dict[int, str] = {}
-    for number, error in failures.items():
-        for root in roots:
-            unit = units[number]
-            if _covers(unit, root) or root.location.contains(unit.place):
-                found[root.table_id] = error.message
-    return found
 
 
 def _receipts(

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Refused
 from lakewarden.maintenance import fleet
+from lakewarden.maintenance.dependence import held_by
 from lakewarden.maintenance.fleet import Targets
 from lakewarden.pipeline import history, listing, references
 from lakewarden.pipeline.frames import (
@@ -137,7 +138,7 @@ def survey(scope: Scope, reading: Reading, costs: Costs) -> Survey:
         )
         costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
         bases = {(row.by_root, row.key, row.stem) for row in noted if row.note == NOTE_BASE}
-        states = _with_unread(_with_uses(states, bases), named, noted)
+        states = _with_unread(_with_uses(states, bases), noted)
         extra = _extra_bases(bases, roots, reading, costs) if bases else []
     if extra:
         with costs.stage(reading, "read extra bases"):
@@ -185,7 +186,13 @@ def list_tables(
         changes = targets.changes(root.location)
         state = TableState(root.table_id, root, changes, seen.get(root.root_id, State()))
         state = replace(state, error=_not_a_table(state, nested.get(root.location)))
-        states.append(_inside_another(state, above))
+        state = _inside_another(state, above)
+        if state.error is not None and root.location in targets.protected:
+            raise Refused(
+                state.error.kind,
+                f"the table to protect cannot be read, so nothing goes: {state.error.message}",
+            )
+        states.append(state)
     if failed and not states:
         raise next(iter(failed.values()))
     return units, objects, _with_listing_errors(states, units, failed)
@@ -316,47 +323,52 @@ def _for_fleet(retention: Retention, states: Sequence[TableState]) -> Retention:
     unchanged = frozenset(
         state.root.root_id for state in states if not state.changes or state.error is not None
     )
-    return replace(retention, unchanged=unchanged, alone=len(states) == 1)
+    return replace(retention, unchanged=unchanged)
 
 
 def _with_uses(states: list[TableState], bases: Iterable[tuple[int, str, str]]) -> list[TableState]:
-    """Record which other tables hold files that a table's versions name."""
-    uses: dict[int, set[int]] = {}
+    """Record which other tables hold, or share a place with, files that a table's versions name."""
+    places: dict[int, set[Location | None]] = {}
     for by_root, path, _ in bases:
-        place = Location.parse_absolute(path)
-        # A place that cannot be told may be any table.
-        uses.setdefault(by_root, set()).update(
-            state.table_id
-            for state in states
-            if state.root.root_id != by_root
-            and (
-                place is None or place == state.root.location or state.root.location.contains(place)
-            )
+        places.setdefault(by_root, set()).add(Location.parse_absolute(path))
+
+    def uses(one: TableState, other: TableState) -> bool:
+        theirs = {other.root.location, *places.get(other.root.root_id, ())}
+        # A place that cannot be told may be any.
+        return any(
+            place is None or there is None or _overlap(place, there)
+            for place in places.get(one.root.root_id, ())
+            for there in theirs
         )
-    return [replace(state, uses=frozenset(uses.get(state.root.root_id, ()))) for state in states]
+
+    return [
+        state
+        if state.root.root_id not in places
+        else replace(
+            state,
+            uses=frozenset(
+                other.table_id for other in states if other is not state and uses(state, other)
+            ),
+        )
+        for state in states
+    ]
 
 
-def _with_unread(
-    states: list[TableState], named: DataFrame, noted: Sequence[Row]
-) -> list[TableState]:
+def _with_unread(states: list[TableState], noted: Sequence[Row]) -> list[TableState]:
     """Record which tables could not be read, and hold back what those may need."""
     failed = errors_in(noted, "by_root", "key")
-    if failed:
-        seen = {row[0] for row in named.select("by_root").distinct().collect()}
-        # A manifest that the store did not hand out may belong to a shallow clone of any table,
-        # unless versions beside it show which places the table uses; so may one that only a newer
-        # Lance can read.  A corrupt one is read by nobody, so it needs nothing.
-        blind = {
-            root_id
-            for root_id, error in failed.items()
-            if root_id not in seen and error.kind is not ErrorKind.CORRUPT_MANIFEST
-        }
-        everyone = frozenset(state.table_id for state in states)
-        states = [
-            replace(state, uses=everyone) if state.root.root_id in blind else state
-            for state in states
-        ]
-        states = hold_back(states, failed)
+    # What the store did not hand out, or only a newer release can read, may be a shallow clone of
+    # any table.  What is corrupt is read by nobody; the versions beside it show what they use.
+    blind = {
+        row.by_root
+        for row in noted
+        if row.note == NOTE_ERROR and from_text(row.key).kind is not ErrorKind.CORRUPT_MANIFEST
+    }
+    everyone = frozenset(state.table_id for state in states)
+    states = [
+        replace(state, uses=everyone) if state.root.root_id in blind else state for state in states
+    ]
+    states = hold_back(states, failed)
     warned = errors_in(noted, "by_root", "key", NOTE_WARNING)
     return [
         replace(state, warnings=(warned[state.root.root_id].message,))
@@ -369,26 +381,24 @@ def _with_unread(
 def hold_back(
     states: Sequence[TableState], errors: Mapping[int, LakewardenError]
 ) -> list[TableState]:
-    """Record errors by root, and keep the files of tables that those tables use.
-
-    A table in trouble keeps all its versions, also those that were to go, and with them the need
-    for files that lie in other tables.
-    """
+    """Record errors by root, and keep the files of tables that those tables use."""
     states = _with_errors(states, errors)
-    by_table = {state.table_id: state for state in states}
-    troubled = [state for state in states if state.root.root_id in errors]
-    for user in troubled:
-        for table_id in user.uses - {user.table_id}:
-            if by_table[table_id].error is None:
-                by_table[table_id] = replace(
-                    by_table[table_id],
-                    error=Damaged(
-                        ErrorKind.STORAGE,
-                        f"{user.root.location.uri} is in trouble and uses, or may use, files of this "
-                        "table as a shallow clone does; nothing goes: mend that one first",
-                    ),
-                )
-    return [by_table[state.table_id] for state in states]
+    keys = {state.table_id: state.root.location.uri for state in states}
+    stopped = [state.table_id for state in states if state.root.root_id in errors]
+    held = held_by(stopped, {state.table_id: state.uses for state in states})
+    return [
+        state
+        if state.error is not None or state.table_id not in held
+        else replace(
+            state,
+            error=Damaged(
+                ErrorKind.STORAGE,
+                f"{keys[held[state.table_id]]} is in trouble and uses, or may use, files of this "
+                "table as a shallow clone does; nothing goes: mend that one first",
+            ),
+        )
+        for state in states
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,14 +439,14 @@ def _extra_bases(
     found: list[tuple[int, Location, bool]] = []
     clones: set[int] = set()
     for by_root, path, is_dataset_root in sorted(bases):
+        place = Location.parse_absolute(path)
+        if place is None or _overlap(place, roots[by_root].location):
+            continue
         try:
-            place = Location.parse(path)
+            names, objects = stores(place).list_directory(place.path)
         except LakewardenError:
-            # A place we cannot even name is not one we delete from.
+            # Nothing is deleted from a place we cannot look at.
             continue
-        if _overlap(place, roots[by_root].location):
-            continue
-        names, objects = stores(place).list_directory(place.path)
         # A table of its own, or one that was here and is gone.
         gone = is_dataset_root == "True" and not names and not objects
         if gone or "_versions" in names or any(_overlap(place, one.location) for one in roots):

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from lakewarden.errors import LakewardenError
-from lakewarden.model import REMOVABLE, FileReason, Verdict
+from lakewarden.model import REMOVABLE, FileKind, FileReason, Verdict
 from lakewarden.pipeline.frames import (
     Opening,
     ReadStores,
@@ -111,6 +111,7 @@ def judged(facts: DataFrame, margin: Margin) -> DataFrame:
         (f"kind NOT IN ({kinds})", FileReason.UNKNOWN_KIND),
         ("named_by_kept", FileReason.IN_USE),
         ("named_by_going", FileReason.ONLY_REMOVED_VERSIONS),
+        (f"kind = '{FileKind.MANIFEST.value}'", FileReason.UNDECIDED),
         ("NOT owned", FileReason.SHARED_PLACE),
         (
             f"modified_us IS NULL OR modified_us <= 0 OR modified_us > {now}",

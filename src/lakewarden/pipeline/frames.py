@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
 
 from lakewarden.errors import ErrorKind, LakewardenError, StorageError
 from lakewarden.storage.location import Location
@@ -149,20 +148,18 @@ def pin(data: DataFrame) -> DataFrame:
     """Compute once and never again: what a plan was shown to be is what is executed.
 
     A local checkpoint, unlike a cache, fails when an executor is lost instead of quietly
-    computing anew from a listing that has changed since.  Without adaptive execution the first
-    job that computes all of it makes the checkpoint in passing; adaptive execution runs stages on
-    their own, which does not, so there a job has to be spent on it.
+    computing anew from a listing that has changed since.  In local mode nothing gets lost, so the
+    first job that needs the rows makes the checkpoint in passing; elsewhere a job is spent on it.
     """
-    adaptive = data.sparkSession.conf.get("spark.sql.adaptive.enabled", "true") == "true"
-    return data.localCheckpoint(eager=adaptive)
+    local = (data.sparkSession.conf.get("spark.master", "") or "").startswith("local")
+    return data.localCheckpoint(eager=not local)
 
 
 def settle(data: DataFrame) -> tuple[DataFrame, list[Row]]:
-    """Pin a stage and return its data and its notes, in one job."""
-    # The checkpoint is made by the first job that computes all of it: the one that gets the notes.
-    pinned = data.localCheckpoint(eager=False)
-    noted = pinned.filter(F.col("note").isNotNull()).collect()
-    return pinned.filter(F.col("note").isNull()), noted
+    """Pin a stage; return its data, and its notes to the driver (stages write few of them)."""
+    pinned = pin(data)
+    noted = pinned.filter("note IS NOT NULL").collect()
+    return pinned.filter("note IS NULL"), noted
 
 
 def spread(data: DataFrame, tasks: int, *by: Column | str) -> DataFrame:

@@ -54,8 +54,6 @@ class Retention:
     unverified_after: timedelta
     #: Roots that are only read: all their versions stay.
     unchanged: frozenset[int] = frozenset()
-    #: Whether there are other tables, which may need what a table that is in trouble has.
-    alone: bool = True
 
 
 def versions_of(objects: DataFrame) -> DataFrame:
@@ -136,6 +134,15 @@ def _decide_rows(retention: Retention, rows: list[dict[str, Any]]) -> pa.Table:
     failed = next((row for row in rows if row["note"] == NOTE_ERROR), None)
     if failed is not None:
         raise from_text(str(failed["name"]))
+    strange = next(
+        (row for row in rows if row["what"] == _VERSION and row["version"] is None), None
+    )
+    if strange is not None:
+        raise Damaged(
+            ErrorKind.UNSUPPORTED_FEATURE,
+            f"{strange['path']} is named like no version this release knows; nothing goes: upgrade "
+            "lakewarden, or move that file away",
+        )
     history, by_version = _history(rows)
     decided: list[dict[str, Any]] = []
     policy = None if rows[0]["root_id"] in retention.unchanged else retention.policy
@@ -202,6 +209,8 @@ def _version(row: dict[str, Any], *, staged: bool) -> Version:
         modified=from_micros(row["age_us"]),
         detached=bool(row["detached"]),
         staged=staged,
+        stored=from_micros(row["modified_us"]),
+        path=row["path"],
     )
 
 
@@ -212,6 +221,7 @@ def _reading(roots: Sequence[Root], opening: Opening, reader: Reader) -> Stage:
     def read(stores: ReadStores, row: dict[str, Any]) -> dict[str, Any] | None:
         root = places[int(row["root_id"])]
         try:
+            refs.check_path(row["path"])
             return reader(row, stores(root.location).get(root.key(str(row["path"]))))
         except NotFound:
             # Gone since it was listed: a ref that no longer is protects nothing, and a version

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from lakewarden.errors import LakewardenError
 from lakewarden.formats.lance import layout
-from lakewarden.model import FileKind
+from lakewarden.model import MAIN, FileKind
 from lakewarden.pipeline.frames import (
     LISTING,
     NOTE_ERROR,
@@ -285,11 +285,11 @@ class State:
         self.bytes += size
         if entry.kind is FileKind.REF:
             self.refs_mark += _hash(f"{path}\0{size}\0{modified}")
-        elif entry.kind is FileKind.MANIFEST:
-            self.manifests += 1
-            self.manifests_mark += _hash(path)
-        elif entry.kind is FileKind.UNKNOWN and not path.startswith("tree/"):
-            self.nested = max(self.nested, next(_tables_in([path]), ""))
+        elif entry.kind in (FileKind.MANIFEST, FileKind.STAGED_MANIFEST):
+            self.manifests += entry.kind is FileKind.MANIFEST
+            self.manifests_mark += _hash(f"{path}\0{size}\0{modified}")
+            if entry.branch != MAIN and not path.startswith("tree/"):
+                self.nested = max(self.nested, entry.branch)
 
     def __add__(self, other: State) -> State:
         return State(

@@ -110,7 +110,11 @@ class _Naming:
         try:
             if isinstance(answer, LakewardenError):
                 raise answer
-            yield from self._named(row, decode(answer, self._seen, (row["root_id"], row["branch"])))
+            tree = row["path"].rpartition("_versions/")[0]
+            found = decode(answer, self._seen, (row["root_id"], tree))
+            if found.branch and not tree:
+                yield from self._note(row, NOTE_ERROR, _a_branch(found.branch))
+            yield from self._named(row, found)
         except NotFound:
             # A going version that is gone already was removed by somebody else.
             if row["kept"]:
@@ -195,7 +199,7 @@ class _Naming:
 
     def _note(self, row: Row, note: str, error: LakewardenError) -> Iterator[Row]:
         """Yield what went wrong with a table, the first time only."""
-        if self._first((note, row["root_id"])):
+        if self._first((note, row["root_id"], error.kind)):
             yield {
                 "by_root": row["root_id"],
                 "branch": row["branch"],
@@ -208,3 +212,11 @@ class _Naming:
         new = mark not in self._noted
         self._noted.add(mark)
         return new
+
+
+def _a_branch(name: str) -> LakewardenError:
+    return Damaged(
+        ErrorKind.LOCATION_OVERLAP,
+        f"this is branch {name!r} of another table, whose versions and tags may need its files; "
+        "nothing goes: name that table, with --branch",
+    )

@@ -230,7 +230,7 @@ class ObjectStore:
                 self._clock.sleep(wait)
             else:
                 return None
-        return None
+        raise AssertionError("the last wait is None, so the loop has returned")
 
     def _delete_alone(self, key: str) -> DeleteResult:
         match self._delete_together([key]):

@@ -20,6 +20,8 @@ from lakewarden.model import MAIN, FileKind
 _U64_MAX = 2**64 - 1
 _DETACHED_BIT = 2**63
 
+#: A link (or an object) in the place of these hides tags, branches or versions.
+_DIRECTORIES_THAT_PROTECT = frozenset({"_refs", "_versions", "tree"})
 _TREE = re.compile(
     r"tree/(.+?)/((?:_versions|_transactions|_deletions|_indices|data|_blobs|_fri|_mem_wal)/.*)",
     re.DOTALL,
@@ -49,6 +51,12 @@ def classify(path: str) -> Entry:
     """Read a path relative to the table's root."""
     if path.startswith("tree/"):
         return _in_tree(path)
+    if path in _DIRECTORIES_THAT_PROTECT:
+        return Entry(FileKind.REF, path)
+    cut = path.rfind("/_versions/")
+    if cut > 0:
+        # Another table inside this one: refused, but what its versions need must be known.
+        return _in_branch(path, path[cut + 1 :], path[: cut + 1], path[:cut])
     return _in_branch(path, path, "", MAIN)
 
 
@@ -98,7 +106,9 @@ def _manifest(path: str, name: str, branch: str) -> Entry:
         return Entry(FileKind.TEMPORARY, path, branch)
     match = _MANIFEST.fullmatch(name)
     if match is None:
-        return Entry(FileKind.UNKNOWN, path, branch)
+        # Named like no version we know: a manifest nobody can decide on, so the table is refused.
+        unknown = FileKind.MANIFEST if ".manifest" in name else FileKind.UNKNOWN
+        return Entry(unknown, path, branch)
     kind = FileKind.STAGED_MANIFEST if match[3] else FileKind.MANIFEST
     detached, digits = bool(match[1]), match[2]
     number = int(digits)
@@ -108,7 +118,7 @@ def _manifest(path: str, name: str, branch: str) -> Entry:
         # Twenty digits are the newer naming, which sorts the newest version first.
         version = _U64_MAX - number if len(digits) == 20 else number
     if not 0 <= version < _DETACHED_BIT:
-        return Entry(FileKind.UNKNOWN, path, branch)
+        return Entry(FileKind.MANIFEST, path, branch)
     return Entry(kind, path, branch, version, detached)
 
 

@@ -33,6 +33,7 @@ _MAGIC = b"LANC"
 #: overlays, covering indices, mixed file versions.
 _KNOWN_FLAGS = (1 << 9) - 1
 _WIRE_LENGTH_DELIMITED = 2
+_EXTERNAL = ("external_row_ids", "external_updated_at", "external_created_at")
 #: Names of indices that Lance keeps for itself, such as `__lance_frag_reuse`.
 _SYSTEM_INDEX = "__lance_"
 _YEAR_10000 = 253_402_300_800
@@ -148,8 +149,10 @@ class Manifest:
     bases: Mapping[int, Base]
     #: (base id or None for the version's own root, path below that root).
     named: frozenset[tuple[int | None, str]]
-    #: Last components of names that fields unknown to us contain.
+    #: Components of names that fields unknown to us contain.
     mentions: frozenset[str]
+    #: The branch the version was written on; empty on main.
+    branch: str
 
 
 #: Fragments remembered per line of versions; beyond it memory matters more than repeated work.
@@ -163,13 +166,15 @@ class Seen:
         self._fragments: dict[object, set[bytes]] = {}
 
     def new(self, context: object, fragments: Iterable[bytes]) -> set[bytes]:
-        """Return the fragments not seen before in this context, and remember them."""
+        """Return the fragments not seen before in this context."""
+        return set(fragments) - self._fragments.get(context, set())
+
+    def remember(self, context: object, fragments: set[bytes]) -> None:
+        """Call once the names of these fragments are known for good."""
         known = self._fragments.setdefault(context, set())
-        fresh = set(fragments) - known
-        if len(known) + len(fresh) > _SEEN_MAX:
+        if len(known) + len(fragments) > _SEEN_MAX:
             known.clear()
-        known |= fresh
-        return fresh
+        known |= fragments
 
 
 def decode(data: bytes, seen: Seen | None = None, context: object = None) -> Manifest:
@@ -181,11 +186,13 @@ def decode(data: bytes, seen: Seen | None = None, context: object = None) -> Man
     try:
         parsed, indices = _sections(data)
         bases = {base.id: Base(base.path, base.is_dataset_root) for base in parsed.base_paths}
-        fresh: Iterable[bytes] = parsed.fragments
-        if seen is not None:
-            fresh = seen.new((context, tuple(sorted(bases.items()))), fresh)
+        seen = seen or Seen()
+        context = (context, tuple(sorted(bases.items())))
+        fresh = seen.new(context, parsed.fragments)
         fragments = _CLASSES["Fragments"].FromString(_rejoin(fresh))
-        return _manifest(parsed, fragments, indices, bases)
+        manifest = _manifest(parsed, fragments, indices, bases)
+        seen.remember(context, fresh)
+        return manifest
     except (ValueError, struct.error, message.DecodeError) as error:
         raise Damaged(
             ErrorKind.CORRUPT_MANIFEST, f"the manifest is corrupt or truncated ({error})"
@@ -241,6 +248,10 @@ def _manifest(parsed: Any, fragments: Any, indices: Any, bases: Mapping[int, Bas
     mentions: set[str] = set()
     for fragment in fragments.fragments:
         named.update(_named_by_fragment(fragment))
+        for field in _EXTERNAL:
+            if fragment.HasField(field):
+                # Such a path has no base: in a clone the file may lie in the source.
+                mentions.update(getattr(fragment, field).path.split("/"))
     for index in indices.indices:
         base = index.base_id if index.HasField("base_id") else None
         segment = str(uuid.UUID(bytes=index.uuid.uuid))
@@ -263,6 +274,7 @@ def _manifest(parsed: Any, fragments: Any, indices: Any, bases: Mapping[int, Bas
         bases=bases,
         named=frozenset(named),
         mentions=frozenset(mentions),
+        branch=parsed.branch,
     )
 
 
@@ -277,7 +289,7 @@ def _named_by_fragment(fragment: Any) -> Iterator[tuple[int | None, str]]:
     for overlay in fragment.overlays:
         file = overlay.data_file
         yield (file.base_id if file.HasField("base_id") else None), f"data/{file.path}"
-    for field in ("external_row_ids", "external_updated_at", "external_created_at"):
+    for field in _EXTERNAL:
         if fragment.HasField(field):
             yield None, getattr(fragment, field).path
 
@@ -302,7 +314,7 @@ def _unknown_strings(parsed: Any) -> Iterator[str]:
 
 
 def _strings(data: bytes) -> Iterator[str]:
-    """Yield the last component of everything in `data` that could name a file or a directory.
+    """Yield every component of everything in `data` that could name a file or a directory.
 
     Protobuf does not tell a string from a nested message, so both readings are followed.
     """
@@ -311,7 +323,7 @@ def _strings(data: bytes) -> Iterator[str]:
     try:
         text = data.decode()
         if text.isprintable() and text:
-            yield text.rstrip("/").rpartition("/")[2]
+            yield from filter(None, text.split("/"))
     except UnicodeDecodeError:
         pass
     for part in _length_delimited(data):

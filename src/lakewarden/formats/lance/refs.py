@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from urllib.parse import unquote
@@ -13,6 +14,27 @@ from lakewarden.retention import Branch, OnTagged, Policy, Tag
 
 TAGS = "_refs/tags/"
 BRANCHES = "_refs/branches/"
+
+
+#: What object stores and editors leave behind; no ref of Lance is called like this.
+_LEFTOVER = re.compile(r".*(?:/\.tmp[^/]*|#\d+|~)", re.DOTALL)
+
+
+def check_path(path: str) -> None:
+    """Refuse what protects in a way that is not known here.  Raises Damaged."""
+    if "/" not in path:
+        raise Damaged(
+            ErrorKind.UNSUPPORTED_FEATURE,
+            f"{path} is no directory but a link or a file; links are not followed, so what lies "
+            "behind is unknown and nothing goes: put the directory itself in its place",
+        )
+    known = path.startswith((TAGS, BRANCHES)) and path.endswith(".json")
+    if path.startswith("_refs/") and not known and not _LEFTOVER.fullmatch(path):
+        raise Damaged(
+            ErrorKind.UNSUPPORTED_FEATURE,
+            f"{path} is a kind of ref this release does not know; what it protects is unknown, so "
+            "nothing goes: upgrade lakewarden, or move that file away",
+        )
 
 
 def parse_ref(path: str, data: bytes) -> Tag | Branch | None:
@@ -40,7 +62,7 @@ def parse_ref(path: str, data: bytes) -> Tag | Branch | None:
 
 
 def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
         raise ValueError(f"{value!r} is no version number")
     return value & ~(1 << 63)
 
