@@ -170,8 +170,8 @@ def _foreign(root: Path) -> None:
     tables.overwritten(root, 2)
     for path in (
         "images/cat.png", "misc/data/x.lance", "tree/readme.txt", "_blobs/1.blob", "_fri/1/p.lance",
-        "_mem_wal/1/x.lance", "data/readme.txt", "_versions/x.manifest", "_deletions/x.txt",
-        "_indices/stray", "_refs/odd.txt", "data/a/b/c.lance",
+        "_mem_wal/1/x.lance", "data/readme.txt", "_versions/x.manifest.bak", "_deletions/x.txt",
+        "_indices/stray", "data/a/b/c.lance",
     ):  # fmt: skip
         tables.orphan(root, path)
     (root / "_indices/link").symlink_to(root / "images")

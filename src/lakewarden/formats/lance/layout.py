@@ -107,7 +107,8 @@ def _manifest(path: str, name: str, branch: str) -> Entry:
     match = _MANIFEST.fullmatch(name)
     if match is None:
         # Named like no version we know: a manifest nobody can decide on, so the table is refused.
-        unknown = FileKind.MANIFEST if ".manifest" in name else FileKind.UNKNOWN
+        strange = name.endswith(".manifest") or ".manifest-" in name
+        unknown = FileKind.MANIFEST if strange else FileKind.UNKNOWN
         return Entry(unknown, path, branch)
     kind = FileKind.STAGED_MANIFEST if match[3] else FileKind.MANIFEST
     detached, digits = bool(match[1]), match[2]
