@@ -71,7 +71,7 @@ def test_cleanups_at_once_count_every_file_once(
     # Slow enough to be still deleting when the others begin.
     slow = ("cleanup", table, "--keep", 3, "--confirm", "--json", "--rate-limit", 50)
     with started(*slow) as other, ThreadPoolExecutor(2) as pool:
-        assert other.stage("delete files")
+        assert other.stage("delete")
         here = [pool.submit(clean, table, keep=3) for _ in range(2)]
         receipts = [one.result()[1] for one in here]
         code, stdout, stderr = other.result()
@@ -124,7 +124,7 @@ def test_a_cleanup_killed_at_any_moment_is_finished_by_the_next(
     seed = random.randrange(10**6)
     chance = random.Random(seed)
     killed = []
-    for number, stage in enumerate(("delete files", "delete files", "delete manifests")):
+    for number, stage in enumerate(("delete", "delete files", "delete manifests")):
         table = copy_tree(original, tmp_path / f"killed-{number}.lance")
         arguments = ("cleanup", table, "--keep", 3, "--on-tagged", "keep", "--confirm")
         with started(*arguments, "--rate-limit", 60) as run:

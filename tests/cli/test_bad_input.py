@@ -30,8 +30,8 @@ STRANGE_NAMES = (
     "data/ .lance ",
     "notes with spaces.md",
     "_indices/loose file",
-    "_versions/not-a-version.manifest",
-    "_versions/-1.manifest",
+    "_versions/not-a-version.manifest.bak",
+    "_versions/-1",
     "data/sub/dir/x.lance",
 )
 

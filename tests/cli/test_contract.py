@@ -479,7 +479,7 @@ def test_rate_limit_slows_deletion_and_all_of_it_happens(table: Path) -> None:
     assert versions_of(table) == [5, 6]
     # Eight files and four manifests at four a second; the first of each kind need not wait.
     assert elapsed > 1.0
-    assert outcome.document["seconds"]["delete files"] > 1.0
+    assert outcome.document["seconds"]["delete"] > 1.0
 
 
 # -- looking ---------------------------------------------------------------------------------------

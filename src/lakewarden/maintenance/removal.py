@@ -221,11 +221,11 @@ def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]
     else:
         objects, noted = list_fully(units, reading, roots)
     costs.add_requests((row.key, row.size) for row in noted if row.note == NOTE_REQUESTS)
-    failed = errors_in(noted, "unit", "key")
-    if failed:
+    failed = errors_in(noted, "unit", "key").values()
+    unseen = [error for error in failed if error.kind is not ErrorKind.NOT_FOUND]
+    if unseen:
         # What cannot be looked at again may hold a new shallow clone of any table.
-        reason = next(iter(failed.values())).message
-        return {table.table_id: reason for table in plan.tables}
+        return {table.table_id: unseen[0].message for table in plan.tables}
     changed: dict[int, str] = {}
     seen = states_in(noted)
     fresh = bool(newcomers)

@@ -40,6 +40,8 @@ from lakewarden.storage.location import Location
 from lakewarden.world import Clock
 
 Progress = Callable[[str, str], None]
+#: Errors of versions whose needs are known, or that nobody can read.
+_READ_ALL_THE_SAME = frozenset({ErrorKind.CORRUPT_MANIFEST, ErrorKind.LOCATION_OVERLAP})
 #: Manifests to read that make it worth another task.
 _VERSIONS_PER_TASK = 64
 
@@ -362,7 +364,7 @@ def _with_unread(states: list[TableState], noted: Sequence[Row]) -> list[TableSt
     blind = {
         row.by_root
         for row in noted
-        if row.note == NOTE_ERROR and from_text(row.key).kind is not ErrorKind.CORRUPT_MANIFEST
+        if row.note == NOTE_ERROR and from_text(row.key).kind not in _READ_ALL_THE_SAME
     }
     everyone = frozenset(state.table_id for state in states)
     states = [
