@@ -18,3 +18,10 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 # Only our own names are checked: looking up those of other projects would need the network.
 nitpick_ignore_regex = [(r"py:.*", r"(?!lakewarden\b).*")]
+# Values inside plans and receipts that callers need not know.
+nitpick_ignore = [
+    ("py:class", "lakewarden.errors.Exit"),
+    ("py:class", "lakewarden.pipeline.frames.Root"),
+    ("py:class", "lakewarden.pipeline.listing.Unit"),
+    ("py:class", "lakewarden.storage.location.Location"),
+]
