@@ -145,7 +145,7 @@ def execute(
     outdated: dict[int, str] = {}
     done: list[Row] = []
     if going:
-        with costs.stage(reading, "check again", f"{len(going)} tables"):
+        with costs.stage(reading, "check again", f"tables: {len(going):,}"):
             outdated = _changed_since(plan, reading, costs)
         going = {number: table for number, table in going.items() if number not in outdated}
         try:

@@ -125,7 +125,7 @@ def survey(scope: Scope, reading: Reading, costs: Costs) -> Survey:
     with costs.stage(reading, "list"):
         units, objects, states = list_tables(scope.targets, reading, costs)
     roots = [state.root for state in states]
-    with costs.stage(reading, "decide", f"{len(roots)} tables"):
+    with costs.stage(reading, "decide", f"tables: {len(roots):,}"):
         refs = any(state.seen.refs_mark for state in states)
         scope = replace(scope, retention=_for_fleet(scope.retention, states))
         decided, noted = settle(_decided(objects, roots, scope, reading, refs=refs))
