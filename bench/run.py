@@ -194,7 +194,7 @@ def memory(base: Path) -> list[dict[str, Any]]:
             lance.write_dataset(rows(1), str(place))
             data = place / "data"
             for step in range(number):
-                (data / f"{step % 2**24:024b}{step:026x}.lance").touch()
+                (data / f"{step * 2796203 % 2**24:024b}{step:026x}.lance").touch()
         answer = subprocess.run(
             [sys.executable, __file__, "--probe", str(place)],
             capture_output=True,
