@@ -326,4 +326,7 @@ def _check_refs(history: History, policy: Policy | None) -> None:
                 "so nothing goes: repair or delete the branch, then run again",
             )
     if policy is not None and policy.branch not in names:
-        raise UsageError(ErrorKind.USAGE, f"there is no branch {policy.branch!r} in this table")
+        raise UsageError(
+            ErrorKind.USAGE,
+            f"there is no branch {policy.branch!r} in this table; `lakewarden refs` lists them",
+        )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lakewarden.cli import output
 from lakewarden.cli.options import check_rate, opening
-from lakewarden.errors import ErrorKind, Exit, LakewardenError, Refused
+from lakewarden.errors import ErrorKind, Exit, LakewardenError, NotFound, Refused
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -61,11 +62,18 @@ def remove(
     places = (*targets.tables, *targets.directories)
     echo(places, consent, engine)
     ask(places, consent)
+    if all(place.is_local and not Path(place.uri).exists() for place in places):
+        raise NotFound(f"{places[0].uri} does not exist; check the path")
+    if save_plan is not None:
+        plans.check_new(save_plan, Stores(opening(options)))
     reading = start(engine, options)
     plan = operations.plan(targets, request, reading, now=reading.clock.now())
     tell_warnings(plan)
     if save_plan is not None:
         plans.save(plan, save_plan, Stores(reading.opening))
+        output.to_stderr(
+            f"saved    {save_plan}; execute it with: lakewarden apply {save_plan} --confirm"
+        )
     if not consent.confirm:
         show_plan(plan, plan.kept_versions(), consent)
         return
@@ -73,7 +81,7 @@ def remove(
     agreed = {place.store for place in places}
     ask([root.location for root in plan.roots if root.location.store not in agreed], consent)
     if not consent.json and len(plan.failed) < len(plan.tables):
-        output.to_stdout(output.plan_text(plan, plan.kept_versions()))
+        output.to_stdout(output.plan_text(plan, plan.kept_versions(), _orphans(plan)))
     receipt = removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit).after(plan)
     for _ in range(_ATTEMPTS - 1):
         if not receipt.outdated:
@@ -178,7 +186,7 @@ def show_plan(plan: Plan, kept: Sequence[dict[str, Any]], consent: Consent) -> N
     if consent.json:
         output.to_stdout(output.plan_json(plan, kept))
     elif len(plan.failed) < len(plan.tables):
-        output.to_stdout(output.plan_text(plan, kept))
+        output.to_stdout(output.plan_text(plan, kept, _orphans(plan)))
         output.to_stdout("preview: nothing was changed; add --confirm to remove")
     _tell_failures(plan.failed, len(plan.tables))
     if plan.failed and all(table.error_kind == ErrorKind.USAGE.value for table in plan.tables):
@@ -195,6 +203,11 @@ def show_receipt(receipt: Receipt, consent: Consent) -> None:
         output.to_stdout(output.receipt_text(receipt))
     _tell_failures(receipt.failed, len(receipt.tables))
     raise typer.Exit(receipt.exit_code)
+
+
+def _orphans(plan: Plan) -> list[dict[str, Any]]:
+    """Return files worth naming: in a plan for orphans those are what it is about."""
+    return plan.orphans() if plan.operation == "remove-orphans" else []
 
 
 def _tell_failures(failed: Sequence[TablePlan] | Sequence[TableReceipt], tables: int) -> None:

@@ -43,7 +43,7 @@ def show(*, keep_directory: bool) -> None:
     clock = SystemClock()
     root = Path(tempfile.mkdtemp(prefix="lakewarden-demo-"))
     try:
-        _say(f"building three tables in {root}")
+        _say(f"building three tables and a shallow clone in {root}")
         _build(lance, root, clock.now().timestamp())
         _say("starting local Spark")
         spark = start(Engine(archive=True))
@@ -57,9 +57,10 @@ def show(*, keep_directory: bool) -> None:
         plan = cleanup.plan(targets, cleanup.Cleanup(policy), reading, now=clock.now())
         _say(output.plan_text(plan, []))
         _say("preview: nothing was changed; add --confirm to remove")
+        _say("\nplan.kept_versions(), in Python, says why versions stay:")
         for row in plan.kept_versions(8):
-            name = Path(row["table_key"]).name
-            _say(f"  why {name} v{row['version']} ({row['branch']}) stays: {row['reasons']}")
+            branch = "" if row["branch"] == "main" else f"@{row['branch']}"
+            _say(f"  {Path(row['table_key']).name} v{row['version']}{branch}: {row['reasons']}")
 
         kept = [
             (row.root_id, row.branch, row.version)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+import lakewarden
 from lakewarden.cli import output
 from lakewarden.cli.conduct import (
     Consent,
@@ -58,14 +60,24 @@ from lakewarden.retention import OnTagged
 
 app = typer.Typer(
     name="lakewarden",
-    help="Looks after versioned tables: removes old versions and orphan files, and nothing else.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 storage_app = typer.Typer(help="About object stores.", no_args_is_help=True)
 app.add_typer(storage_app, name="storage")
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Looks after versioned tables: removes old versions and orphan files, and nothing else."""
+    if version:
+        output.to_stdout(f"lakewarden {lakewarden.__version__}")
+        raise typer.Exit
 
 
 @app.command()
@@ -382,6 +394,8 @@ def validate_storage(
     from lakewarden.world import fresh_id
 
     place = Location.parse(uri)
+    if place.is_local and not Path(place.uri).is_dir():
+        raise UsageError(ErrorKind.NOT_FOUND, f"{place.uri} is no directory; name one that exists")
     store = opening(pairs(storage_option, "--storage-option"))(place)
     outcomes = validate(store, place, ids=fresh_id)
     if json:

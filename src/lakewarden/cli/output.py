@@ -50,7 +50,11 @@ def to_stderr(text: str) -> None:
 
 def document(message_type: str, **facts: Any) -> str:
     """Return the one JSON document of a command."""
-    return json.dumps({"message_type": message_type, **facts}, indent=2, default=str)
+    return json.dumps({"message_type": message_type, **facts}, indent=2, default=_plain)
+
+
+def _plain(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def error_document(error: LakewardenError) -> str:
@@ -71,6 +75,7 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
             "versions_kept": table.versions_kept,
             "files_in_use": table.files_in_use,
             "bytes_in_use": table.bytes_in_use,
+            "orphans": table.orphans,
             "kept_unverified": table.kept_unverified,
             "kept_unknown_age": table.kept_unknown_age,
             "kept_unknown_kind": table.kept_unknown_kind,
@@ -97,13 +102,19 @@ def plan_json(plan: Plan, kept: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def plan_text(plan: Plan, kept: Sequence[Mapping[str, Any]]) -> str:
+def plan_text(
+    plan: Plan, kept: Sequence[Mapping[str, Any]], orphans: Sequence[Mapping[str, Any]] = ()
+) -> str:
     """Return the plan as people read it: what stays and why, what goes."""
     lines = [f"policy   {plan.policy}"]
-    if len(plan.tables) == 1:
-        lines += _one_table(plan.tables[0], kept)
-    else:
-        lines += _many_tables(plan)
+    if plan.operation == "remove-orphans":
+        kept = ()
+    lines += _one_table(plan.tables[0], kept) if len(plan.tables) == 1 else _many_tables(plan)
+    for row in orphans:
+        lines.append(f"  {row['path']}   {_moment(row['modified'])}   {size_text(row['size'])}")
+    unnamed = sum(table.orphans for table in plan.tables)
+    if len(orphans) < unnamed and orphans:
+        lines.append(f"  … and {unnamed - len(orphans):,} more")
     requests = ", ".join(f"{number} {kind}" for kind, number in sorted(plan.requests.items()))
     lines.append(f"cost     {requests or 'no requests'}; {sum(plan.seconds.values()):.1f} s")
     return "\n".join(lines)
@@ -119,10 +130,12 @@ def _one_table(table: TablePlan, kept: Sequence[Mapping[str, Any]]) -> list[str]
             if row["branch"] == "main"
             else f"v{row['version']}@{row['branch']}"
         )
-        lines.append(f"  {name:<12} {when}   {row['reasons']}")
-    if table.versions_kept > len(kept[:_VERSIONS_SHOWN]):
+        lines.append(f"  {name:<16} {when}   {row['reasons']}")
+    if kept and table.versions_kept > len(kept[:_VERSIONS_SHOWN]):
         lines.append(f"  … and {table.versions_kept - len(kept[:_VERSIONS_SHOWN]):,} more")
     lines += removal_lines("remove", table.removal)
+    if table.orphans:
+        lines.append(f"  of these {count_text(table.orphans, 'file')} that no version names")
     if table.kept_unverified:
         lines.append(
             f"keep     {count_text(table.kept_unverified, 'file')} that no version names, still young, "
@@ -229,7 +242,7 @@ def _with_requests(
 
 def versions_text(seen: Look, limit: int | None) -> str:
     shown = seen.versions if limit is None else seen.versions[:limit]
-    lines = []
+    lines = [f"{'version':<16} written (UTC)      held by"]
     for version in shown:
         name = (
             f"v{version.number}"
@@ -237,9 +250,9 @@ def versions_text(seen: Look, limit: int | None) -> str:
             else f"v{version.number}@{version.branch}"
         )
         notes = (["detached"] if version.detached else []) + seen.names_of(version)
-        lines.append(f"{name:<12} {_moment(version.modified)}   {', '.join(notes)}".rstrip())
+        lines.append(f"{name:<16} {_moment(version.modified)}   {', '.join(notes)}".rstrip())
     if len(shown) < len(seen.versions):
-        lines.append(f"… and {len(seen.versions) - len(shown):,} older; --limit 0 shows all")
+        lines.append(f"… and {len(seen.versions) - len(shown):,} more; --limit 0 shows all")
     return "\n".join(lines)
 
 

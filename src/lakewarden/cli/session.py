@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: Java releases that Spark 4.1 runs Arrow functions on.
-_JAVA_OLDEST, _JAVA_NEWEST = 17, 24
+_JAVA_OLDEST, _JAVA_NEWEST = 17, 23
 _GIB = 1024**3
 #: A short life: compile fast, collect with one thread, and keep the JVM's own remarks to itself.
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Xlog:disable"
@@ -202,7 +202,7 @@ def _check_reachable(engine: Engine) -> None:
 def _check_java(environ: Mapping[str, str]) -> None:
     """Tell what is wrong with Java before Spark does it in forty lines."""
     advice = (
-        "install a JRE from 17 to 24 (Debian: apt-get install openjdk-17-jre-headless) or set "
+        "install a JRE from 17 to 23 (Debian: apt-get install openjdk-17-jre-headless) or set "
         "JAVA_HOME"
     )
     home, binary = environ.get("JAVA_HOME"), _java_binary(environ)

@@ -150,7 +150,7 @@ def _damage(lost: DataFrame) -> dict[int, LakewardenError]:
 
 def _summary(state: TableState, rows: list[Any]) -> TablePlan:
     stays: dict[str, tuple[int, int]] = {}
-    removal, versions_kept = RemovalStats(), 0
+    removal, versions_kept, orphans = RemovalStats(), 0, 0
     for row in rows:
         if row.kind == FileKind.MANIFEST.value and row.verdict == Verdict.KEEP.value:
             versions_kept += row.files
@@ -158,6 +158,7 @@ def _summary(state: TableState, rows: list[Any]) -> TablePlan:
             continue
         if row.verdict == Verdict.DELETE.value:
             removal += removal_of(row.kind, row.files, row.bytes)
+            orphans += row.files if row.reason != FileReason.ONLY_REMOVED_VERSIONS else 0
         elif not (row.reason == FileReason.UNKNOWN_KIND and row.kind != FileKind.UNKNOWN):
             files, size = stays.get(row.reason, (0, 0))
             stays[row.reason] = (files + row.files, size + row.bytes)
@@ -170,6 +171,7 @@ def _summary(state: TableState, rows: list[Any]) -> TablePlan:
         objects=state.seen.objects,
         versions_kept=versions_kept,
         removal=RemovalStats() if held else removal,
+        orphans=0 if held else orphans,
         files_in_use=in_use[0],
         bytes_in_use=in_use[1],
         kept_unverified=young[0],

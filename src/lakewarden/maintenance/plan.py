@@ -38,6 +38,8 @@ class TablePlan:
     removal: RemovalStats = field(default_factory=RemovalStats)
     files_in_use: int = 0
     bytes_in_use: int = 0
+    #: Of what goes: files that no version names.
+    orphans: int = 0
     kept_unverified: int = 0
     bytes_unverified: int = 0
     kept_unknown_age: int = 0
@@ -57,7 +59,7 @@ class TablePlan:
         return self.error is None and self.skipped is None and self.removal.files_removed > 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """What an operation would do."""
 
@@ -97,6 +99,27 @@ class Plan:
     @property
     def failed(self) -> list[TablePlan]:
         return [table for table in self.tables if table.error is not None]
+
+    def __repr__(self) -> str:
+        goes = self.removal
+        return (
+            f"<Plan {self.operation}: {len(self.tables)} table(s), {goes.old_versions_removed} "
+            f"version(s) and {goes.files_removed} file(s) go, {goes.bytes_removed} bytes>"
+        )
+
+    def orphans(self, limit: int = 12) -> list[dict[str, Any]]:
+        """Return some of the files that go because no version names them, the largest first."""
+        unnamed = F.col("reason").startswith("unverified")
+        rows = self.deletions.filter(unnamed).orderBy(F.desc("size"), "path").limit(limit).collect()
+        keys = {root.root_id: root.location.uri for root in self.roots}
+        return [
+            {
+                "path": f"{keys[row.root_id]}/{row.path}",
+                "size": row.size,
+                "modified": from_micros(row.modified_us),
+            }
+            for row in rows
+        ]
 
     def kept_versions(self, limit: int = 20) -> list[dict[str, Any]]:
         """Return the kept versions worth showing: heads, then what refs hold, then the newest."""
@@ -139,14 +162,21 @@ class Plan:
         return f"<p><b>{self.operation}</b>: {html.escape(self.policy)}</p><table>{head}{rows}</table>{more}"
 
 
+def check_new(directory: str, stores: Stores | ReadStores) -> None:
+    """Refuse a place for a plan that holds something already."""
+    place = Location.parse(directory)
+    if any(stores(place).list_directory(place.path)):
+        raise UsageError(
+            ErrorKind.ALREADY_EXISTS,
+            f"{place.uri} is not empty; give --save-plan a directory of its own",
+        )
+
+
 def save(plan: Plan, directory: str, stores: Stores) -> None:
     """Write the plan to a new directory; the header goes last, so a plan is whole or not there."""
     place = Location.parse(directory)
     key = f"{place.path}/plan.json"
-    if any(stores(place).list_directory(place.path)):
-        raise UsageError(
-            ErrorKind.USAGE, f"{place.uri} is not empty; give --save-plan a directory of its own"
-        )
+    check_new(directory, stores)
     uri = _spark_uri(place)
     plan.deletions.write.parquet(f"{uri}/files")
     plan.versions.write.parquet(f"{uri}/versions")

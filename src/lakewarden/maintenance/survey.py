@@ -233,7 +233,13 @@ def tables_in(
 def _not_a_table(state: TableState, nested: Location | None) -> LakewardenError | None:
     place = state.root.location
     if not state.seen.objects:
-        return NotFound(f"{place.uri} does not exist or is empty; check the path and credentials")
+        advice = "check the path" if place.is_local else "check the path and the credentials"
+        return NotFound(f"{place.uri} does not exist or is empty; {advice}")
+    if not state.seen.manifests and state.seen.nested:
+        return Damaged(
+            ErrorKind.NOT_A_TABLE,
+            f"{place.uri} is no table but holds some; add --recursive to take every table below",
+        )
     if state.seen.nested:
         nested = replace(place, path=state.root.key(state.seen.nested))
     if nested is not None:

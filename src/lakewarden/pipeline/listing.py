@@ -274,6 +274,7 @@ class State:
 
     objects: int = 0
     bytes: int = 0
+    #: On the main branch: without any there is no table here.
     manifests: int = 0
     refs_mark: int = 0
     manifests_mark: int = 0
@@ -286,7 +287,7 @@ class State:
         if entry.kind is FileKind.REF:
             self.refs_mark += _hash(f"{path}\0{size}\0{modified}")
         elif entry.kind in (FileKind.MANIFEST, FileKind.STAGED_MANIFEST):
-            self.manifests += entry.kind is FileKind.MANIFEST
+            self.manifests += entry.kind is FileKind.MANIFEST and entry.branch == MAIN
             self.manifests_mark += _hash(f"{path}\0{size}\0{modified}")
             if entry.branch != MAIN and not path.startswith("tree/"):
                 self.nested = max(self.nested, entry.branch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lakewarden.errors import Damaged, ErrorKind, NotFound
 from lakewarden.formats.lance import layout, refs
-from lakewarden.model import FileKind
+from lakewarden.model import MAIN, FileKind
 from lakewarden.retention import Branch, Tag, Version
 from lakewarden.storage.location import Location
 from lakewarden.storage.store import ReadStore
@@ -51,10 +51,15 @@ def look(place: Location, store: ReadStore) -> Look:
         for path in _paths(place, store, "_refs")
     ]
     return Look(
-        tuple(sorted(versions, key=lambda one: (one.branch != "main", one.branch, -one.number))),
+        tuple(sorted(versions, key=_newest_first)),
         tuple(sorted((ref for ref in found if isinstance(ref, Tag)), key=lambda tag: tag.name)),
         tuple(sorted((ref for ref in found if isinstance(ref, Branch)), key=lambda one: one.name)),
     )
+
+
+def _newest_first(version: Version) -> tuple[float, bool, int]:
+    written = version.modified.timestamp() if version.modified else 0.0
+    return -written, version.branch != MAIN, -version.number
 
 
 def _versions(place: Location, store: ReadStore, directory: str) -> Iterator[Version]:
