@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -178,8 +178,16 @@ def save(plan: Plan, directory: str, stores: Stores) -> None:
     key = f"{place.path}/plan.json"
     check_new(directory, stores)
     uri = _spark_uri(place)
-    plan.deletions.write.parquet(f"{uri}/files")
-    plan.versions.write.parquet(f"{uri}/versions")
+    try:
+        plan.deletions.write.parquet(f"{uri}/files")
+        plan.versions.write.parquet(f"{uri}/versions")
+    except PySparkException as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            ErrorKind.SPARK,
+            f"Spark could not write the plan to {place.uri} ({first}); give --save-plan a directory "
+            "that Spark itself can write to, such as a local one",
+        ) from error
     stores(place).put(key, json.dumps(_header(plan), indent=1).encode())
 
 
