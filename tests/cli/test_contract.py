@@ -490,11 +490,12 @@ def test_versions_as_text_and_as_json(table: Path) -> None:
     dataset.tags.create("release", 2)
     dataset.create_branch("experiment", 3)
     before = contents(table)
-    text = lakewarden("versions", table, "--limit", 2)
+    text = lakewarden("versions", table, "--limit", 3)
     assert text.code == 0
     lines = text.stdout.splitlines()
-    assert [line.split()[0] for line in lines[:2]] == ["v6", "v5"]
-    assert lines[2].startswith("… and ")
+    # The newest first, on whichever branch; the branch was made last.
+    assert [line.split()[0] for line in lines[1:4]] == ["v3@experiment", "v6", "v5"]
+    assert lines[4].startswith("… and ")
     everything = lakewarden("versions", table, "--limit", 0).stdout
     assert "tag release" in next(line for line in everything.splitlines() if line.startswith("v2 "))
     assert "branch experiment starts here" in next(

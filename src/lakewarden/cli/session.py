@@ -43,6 +43,10 @@ class Engine:
     #: Make the archive of Spark's classes that later starts profit from.
     archive: bool = False
 
+    def __post_init__(self) -> None:
+        if self.master and self.remote:
+            raise UsageError(ErrorKind.USAGE, "--master and --remote exclude each other; give one")
+
     @property
     def words(self) -> str:
         return self.remote or self.master or f"local Spark, {cores()} cores"
@@ -67,8 +71,6 @@ def tasks_for(spark: SparkSession, engine: Engine) -> int:
 
 def start(engine: Engine) -> SparkSession:
     """Start a session, or raise one clear line."""
-    if engine.master and engine.remote:
-        raise UsageError(ErrorKind.USAGE, "--master and --remote exclude each other; give one")
     if engine.remote is None:
         _check_java(os.environ)
     _check_reachable(engine)

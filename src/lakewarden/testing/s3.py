@@ -109,7 +109,9 @@ class Counted:
     """Wrap moto's application: count, delay, check the key, misbehave on request."""
 
     def __init__(self, application: Application, latency_ms: int) -> None:
-        self._application = application
+        self._moto = application
+        # moto's own state is not made for threads: concurrent deletes fail now and then.
+        self._one_at_a_time = Lock()
         self._latency_seconds = latency_ms / 1000
         self._lock = Lock()
         self._counts: Counter[Request] = Counter()
@@ -135,6 +137,10 @@ class Counted:
         if kind is Request.DELETE and self._denied:
             return self._delete_with_denials(environ, start)
         return self._application(environ, start)
+
+    def _application(self, environ: Environ, start: Any) -> Iterable[bytes]:
+        with self._one_at_a_time:
+            return list(self._moto(environ, start))
 
     def _control(self, path: str, environ: Environ, start: StartResponse) -> Iterable[bytes]:
         match path.split("/")[1:]:
