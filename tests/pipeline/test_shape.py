@@ -17,6 +17,7 @@ import lakewarden
 from lakewarden.pipeline import listing
 from lakewarden.pipeline.listing import Unit, split
 from lakewarden.storage.location import Location
+from lakewarden.testing.s3 import s3_server
 
 pytestmark = pytest.mark.spark
 
@@ -51,6 +52,7 @@ def test_number_of_spark_jobs_does_not_depend_on_the_number_of_tables(
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.s3
 def test_a_long_listing_is_cut_into_ranges_and_loses_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,9 +61,14 @@ def test_a_long_listing_is_cut_into_ranges_and_loses_nothing(
     for step in range(6000):
         (place / "data" / f"{step * 2797 % 2**24:024b}{step:026x}.lance").touch()
     expected = sum(1 for path in place.rglob("*") if path.is_file())
-    whole = lakewarden.plan_cleanup(spark, str(place), keep=1, min_age="0s", tasks=4)
-    monkeypatch.setattr(listing, "PAGES_PER_UNIT", 1)
-    cut = lakewarden.plan_cleanup(spark, str(place), keep=1, min_age="0s", tasks=4)
+    with s3_server() as server:
+        server.create_bucket("shape")
+        server.load("shape", "t.lance", str(place))
+        rules: dict[str, Any] = {"keep": 1, "min_age": "0s", "tasks": 4}
+        rules["storage_options"] = server.options
+        whole = lakewarden.plan_cleanup(spark, "s3://shape/t.lance", **rules)
+        monkeypatch.setattr(listing, "PAGES_PER_UNIT", 1)
+        cut = lakewarden.plan_cleanup(spark, "s3://shape/t.lance", **rules)
     assert cut.requests["LIST"] > whole.requests["LIST"]
     assert cut.tables[0].objects == whole.tables[0].objects == expected
     assert cut.removal == whole.removal

@@ -161,7 +161,10 @@ def _list_one(row: dict[str, Any], stores: ReadStores, pages: int | None) -> lis
     tables: set[str] = set()
     count = 0
     try:
-        listing = stores(place).list(place.path, after=after, before=before)
+        store = stores(place)
+        if not store.lists_ranges:
+            limit = None
+        listing = store.list(place.path, after=after, before=before)
         for batch in listing:
             found.append(_listing_batch(batch, row["unit"]))
             tables.update(_tables_in(batch.column("key").to_pylist()))
