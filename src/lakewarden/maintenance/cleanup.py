@@ -6,7 +6,7 @@ Both are one plan: `remove-orphans` is cleanup with a policy that keeps every ve
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -91,6 +91,8 @@ def plan(targets: Targets, request: Cleanup, reading: Reading, *, now: datetime)
             )
         )
         tables = _summaries(judged, found, reading)
+    if request.policy is not None:
+        tables = [replace(table, orphans=0) for table in tables]
     return Plan(
         operation="remove-orphans" if request.policy is None else "cleanup",
         made_at=now,

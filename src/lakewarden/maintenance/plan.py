@@ -38,7 +38,8 @@ class TablePlan:
     removal: RemovalStats = field(default_factory=RemovalStats)
     files_in_use: int = 0
     bytes_in_use: int = 0
-    #: Of what goes: files that no version names.
+    #: Of what goes: files that no version names.  Counted where every version was opened; cleanup
+    #: leaves old ones closed, and what only those name cannot be told from this.
     orphans: int = 0
     kept_unverified: int = 0
     bytes_unverified: int = 0
