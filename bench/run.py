@@ -1,6 +1,6 @@
 """Measure cleanup against pylance's own, in the same run, on the same files.
 
-    make bench                       everything (about half an hour)
+    make bench                       everything (about twenty minutes)
     scripts/bench history fleet      some parts
     scripts/bench --sizes 500,1000   smaller
 

@@ -101,9 +101,3 @@ class Interrupted(LakewardenError):
     """Something was changed before the work could not go on; running again resumes it."""
 
     exit_code = Exit.PARTIAL
-
-
-class Conflict(LakewardenError):
-    """Somebody else changed the table meanwhile."""
-
-    exit_code = Exit.CONFLICT

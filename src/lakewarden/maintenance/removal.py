@@ -302,7 +302,7 @@ def _units_again(plan: Plan) -> list[Unit]:
         inside = [
             (root, table)
             for root, table in zip(plan.roots, plan.tables, strict=False)
-            if root.owned and root.table_id not in taken and _covers(unit, root)
+            if root.owned and root.table_id not in taken and unit.covers(root.location)
         ]
         taken.update(root.table_id for root, _ in inside)
         pages = sum(table.objects for _, table in inside) / LIST_PAGE_SIZE
@@ -326,18 +326,6 @@ def _between(unit: Unit, tables: Sequence[Location]) -> list[Unit]:
         # "0" is the character after "/": all keys of the table come before it.
         after = f"{path[:-1]}0"
     return [*rest, Unit(unit.place, after, unit.before)]
-
-
-def _covers(unit: Unit, root: Root) -> bool:
-    place = root.location
-    if place == unit.place:
-        return True
-    key = f"{place.path}/"
-    return (
-        unit.place.contains(place)
-        and (unit.after is None or key >= unit.after)
-        and (unit.before is None or key < unit.before)
-    )
 
 
 def _newcomers(plan: Plan, places: Iterable[Location], roots: Sequence[Root]) -> list[Root]:

@@ -286,18 +286,8 @@ def _with_listing_errors(
         return states
     marked: list[TableState] = []
     for state in states:
-        place = state.root.location
-        for number, error in failed.items():
-            unit = units[number]
-            key = f"{place.path}/"
-            inside = place == unit.place or (
-                unit.place.contains(place)
-                and (unit.after is None or key >= unit.after)
-                and (unit.before is None or key < unit.before)
-            )
-            if inside:
-                state = replace(state, error=error)  # noqa: PLW2901
-        marked.append(state)
+        covers = (e for number, e in failed.items() if units[number].covers(state.root.location))
+        marked.append(replace(state, error=next(covers, state.error)))
     # What could not be listed may be a shallow clone of any other table; what is not there is none.
     unlisted = [one for one in failed.values() if one.kind is not ErrorKind.NOT_FOUND]
     if not unlisted:

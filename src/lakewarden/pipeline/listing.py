@@ -75,6 +75,15 @@ class Unit:
     #: Roots of tables or directories inside; where the listing may be split.
     inside: tuple[str, ...] = ()
 
+    def covers(self, place: Location) -> bool:
+        """Tell whether a table at `place` is listed here, at least its beginning."""
+        key = f"{place.path}/"
+        return place == self.place or (
+            self.place.contains(place)
+            and (self.after is None or key >= self.after)
+            and (self.before is None or key < self.before)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Lister:
