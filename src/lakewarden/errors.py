@@ -43,6 +43,10 @@ class ErrorKind(StrEnum):
     PLAN_OUTDATED = "plan_outdated"
     PLAN_INVALID = "plan_invalid"
     SPARK = "spark"
+    CATALOG = "catalog"
+    GC_DISABLED = "gc_disabled"
+    PREFIX_MISMATCH = "prefix_mismatch"
+    CONFLICT = "conflict"
 
 
 class LakewardenError(Exception):

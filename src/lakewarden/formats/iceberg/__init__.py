@@ -1,0 +1,1 @@
+"""Iceberg: `catalog`, file names (`layout`), `manifests`, table `metadata`, and `paths`."""

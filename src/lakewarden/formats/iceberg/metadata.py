@@ -1,0 +1,387 @@
+"""Table metadata: what expiry needs of it, and how it survives a rewrite.
+
+Read as plain JSON: building PyIceberg's models takes far longer on a table with many snapshots,
+and they drop every field that they do not know.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lakewarden import expiry
+from lakewarden.errors import Damaged, ErrorKind
+
+NEWEST_FORMAT = 3
+PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"
+DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
+DEFAULT_PREVIOUS_VERSIONS = 100
+
+_GZIP = b"\x1f\x8b"
+_NO_SNAPSHOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot and where the names of its files are."""
+
+    snapshot_id: int
+    parent_id: int | None
+    timestamp_ms: int
+    manifest_list: str | None
+    #: Named in the metadata itself, without a list, by old writers of format 1.
+    manifests: tuple[str, ...]
+    encrypted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A file of statistics about one snapshot."""
+
+    snapshot_id: int
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableMetadata:
+    """The parts of a metadata file that maintenance looks at."""
+
+    uuid: str | None
+    location: str
+    format_version: int
+    current_snapshot_id: int | None
+    last_updated_ms: int
+    properties: Mapping[str, str]
+    snapshots: Sequence[StoredSnapshot]
+    refs: Sequence[expiry.Ref]
+    statistics: Sequence[Statistics]
+    partition_statistics: Sequence[Statistics]
+    #: Earlier metadata files, oldest first.
+    metadata_log: Sequence[str]
+    #: Names in every partition spec, in use or not: directories may be named after any of them.
+    partition_fields: tuple[str, ...]
+
+    def history(self) -> expiry.SnapshotHistory:
+        return expiry.SnapshotHistory(
+            [
+                expiry.Snapshot(one.snapshot_id, one.timestamp_ms, one.parent_id)
+                for one in self.snapshots
+            ],
+            self.refs,
+            self.current_snapshot_id,
+        )
+
+
+class _MalformedError(ValueError):
+    """The JSON is not what a metadata file contains; says in what."""
+
+
+def parse(data: bytes, location: str) -> TableMetadata:
+    """Read a metadata file.  Whatever is missing or of the wrong type means that it is damaged."""
+    try:
+        raw = json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)
+        version = _get(raw, "format-version", int)
+        if version <= NEWEST_FORMAT:
+            return _table(raw, version)
+    except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
+        found = " ".join(str(error).split()) or type(error).__name__
+        raise Damaged(
+            ErrorKind.CORRUPT_MANIFEST,
+            f"cannot read table metadata {location}: {found}; what it needs cannot be known, so "
+            "nothing goes: restore the file or point the table to a readable one",
+        ) from None
+    raise Damaged(
+        ErrorKind.UNSUPPORTED_FEATURE,
+        f"table metadata {location} has format version {version}, newer than {NEWEST_FORMAT}; "
+        "what it needs cannot be known, so nothing goes: upgrade lakewarden",
+    )
+
+
+def _table(raw: Mapping[str, Any], version: int) -> TableMetadata:
+    if version < 1:
+        raise _MalformedError(f"format-version is {version}")
+    current = _optional(raw, "current-snapshot-id", int)
+    snapshots = [_snapshot(one) for one in _objects(raw, "snapshots")]
+    if len({one.snapshot_id for one in snapshots}) < len(snapshots):
+        raise _MalformedError("two snapshots have the same snapshot-id")
+    return TableMetadata(
+        uuid=_optional(raw, "table-uuid", str),
+        location=_get(raw, "location", str),
+        format_version=version,
+        current_snapshot_id=None if current == _NO_SNAPSHOT else current,
+        last_updated_ms=_optional(raw, "last-updated-ms", int) or 0,
+        properties={
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in (_optional(raw, "properties", dict) or {}).items()
+        },
+        snapshots=snapshots,
+        refs=[_ref(name, raw["refs"]) for name in _optional(raw, "refs", dict) or {}],
+        statistics=[_statistics(one) for one in _objects(raw, "statistics")],
+        partition_statistics=[_statistics(one) for one in _objects(raw, "partition-statistics")],
+        metadata_log=[_get(one, "metadata-file", str) for one in _objects(raw, "metadata-log")],
+        partition_fields=_partition_fields(raw),
+    )
+
+
+def _snapshot(raw: Mapping[str, Any]) -> StoredSnapshot:
+    manifest_list = _optional(raw, "manifest-list", str)
+    manifests = () if manifest_list is not None else tuple(_get(raw, "manifests", list))
+    if not all(isinstance(path, str) for path in manifests):
+        raise _MalformedError("manifests has an entry that is no path")
+    return StoredSnapshot(
+        _get(raw, "snapshot-id", int),
+        _optional(raw, "parent-snapshot-id", int),
+        _get(raw, "timestamp-ms", int),
+        manifest_list,
+        manifests,
+        raw.get("key-id") is not None,
+    )
+
+
+def _ref(name: str, refs: Mapping[str, Any]) -> expiry.Ref:
+    raw = _get(refs, name, dict)
+    kind = _get(raw, "type", str).lower()
+    if kind not in list(expiry.RefKind):
+        raise _MalformedError(f"ref {name!r} has the type {kind!r}")
+    limits = [
+        _optional(raw, limit, int)
+        for limit in ("min-snapshots-to-keep", "max-snapshot-age-ms", "max-ref-age-ms")
+    ]
+    if any(limit is not None and limit < 1 for limit in limits):
+        raise _MalformedError(f"ref {name!r} has a limit below 1")
+    return expiry.Ref(name, _get(raw, "snapshot-id", int), expiry.RefKind(kind), *limits)
+
+
+def _statistics(raw: Mapping[str, Any]) -> Statistics:
+    return Statistics(
+        _get(raw, "snapshot-id", int),
+        _get(raw, "statistics-path", str),
+        _optional(raw, "file-size-in-bytes", int) or 0,
+    )
+
+
+def _partition_fields(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    fields = _objects(raw, "partition-spec")
+    for spec in _objects(raw, "partition-specs"):
+        fields += _objects(spec, "fields")
+    return tuple(dict.fromkeys(_get(one, "name", str) for one in fields))
+
+
+def _get(raw: Any, name: str, kind: type) -> Any:
+    value = _optional(raw, name, kind)
+    if value is None:
+        raise _MalformedError(f"{name} is missing")
+    return value
+
+
+def _optional(raw: Any, name: str, kind: type) -> Any:
+    if not isinstance(raw, dict):
+        raise _MalformedError(f"found {type(raw).__name__} where an object with {name} belongs")
+    value = raw.get(name)
+    # `true` is an int to isinstance.
+    if value is not None and type(value) is not kind:
+        raise _MalformedError(f"{name} is {json.dumps(value)[:80]}")
+    return value
+
+
+def _objects(raw: Mapping[str, Any], name: str) -> list[Any]:
+    return list(_optional(raw, name, list) or ())
+
+
+def previous_versions_max(properties: Mapping[str, str]) -> int:
+    """Return how many earlier metadata files the log may name."""
+    try:
+        number = int(properties.get(PREVIOUS_VERSIONS_MAX, DEFAULT_PREVIOUS_VERSIONS))
+    except ValueError:
+        return DEFAULT_PREVIOUS_VERSIONS
+    return max(1, number)
+
+
+def deletes_after_commit(properties: Mapping[str, str], *, default: bool) -> bool:
+    """Tell whether a commit deletes the metadata files that fall out of its log."""
+    value = properties.get(DELETE_AFTER_COMMIT)
+    return default if value is None else value.lower() in {"true", "yes", "1"}
+
+
+def dropped_metadata_files(
+    before_log: Sequence[str],
+    previous: str,
+    after_log: Sequence[str],
+    properties: Mapping[str, str],
+    *,
+    default_enabled: bool,
+) -> list[str]:
+    """Return the metadata files that a commit has dropped from the log, if they are to go.
+
+    `properties` are those of the new metadata.  A log that does not name `previous` was not
+    written by an honest commit, and `previous` may still be the current file: nothing goes.
+    """
+    kept = set(after_log)
+    if previous not in kept or not deletes_after_commit(properties, default=default_enabled):
+        return []
+    return [file for file in dict.fromkeys(before_log) if file not in kept]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """One kind of object in the metadata: what PyIceberg knows of it, and what it contains."""
+
+    #: Fields of PyIceberg's model; if such a field is absent, that is meant.
+    known: frozenset[str] = frozenset()
+    objects: Mapping[str, _Shape] = field(default_factory=dict)
+    #: Lists of objects, with the fields that identify one; none: by position.
+    lists: Mapping[str, tuple[tuple[str, ...], _Shape]] = field(default_factory=dict)
+    #: An object that maps names to objects of this shape; a name is no field and not carried.
+    values: _Shape | None = None
+
+
+def _known(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+def _types() -> _Shape:
+    """Return the shape of a column's type.  Types nest, so it contains itself."""
+    objects: dict[str, _Shape] = {}
+    lists: dict[str, tuple[tuple[str, ...], _Shape]] = {}
+    known = _known(
+        "type", "fields", "element-id", "element", "element-required",
+        "key-id", "key", "value-id", "value", "value-required",
+    )  # fmt: skip
+    nested = _Shape(known, objects, lists)
+    column = _Shape(
+        _known("id", "name", "type", "required", "doc", "initial-default", "write-default"),
+        {"type": nested},
+    )
+    objects |= {"element": nested, "key": nested, "value": nested}
+    lists["fields"] = (("id",), column)
+    return nested
+
+
+_SCHEMA = _Shape(
+    _known("type", "fields", "schema-id", "identifier-field-ids"), lists=_types().lists
+)
+#: `source-ids` with one id is read, and written as `source-id`.
+_PARTITION_FIELD = _Shape(_known("source-id", "source-ids", "field-id", "transform", "name"))
+_SORT_FIELD = _Shape(_known("source-id", "source-ids", "transform", "direction", "null-order"))
+_BLOB = _Shape(_known("type", "snapshot-id", "sequence-number", "fields", "properties"))
+_REF = _Shape(
+    _known(
+        "snapshot-id", "type", "min-snapshots-to-keep", "max-snapshot-age-ms", "max-ref-age-ms"
+    )
+)  # fmt: skip
+_SNAPSHOT = _Shape(
+    _known(
+        "snapshot-id", "parent-snapshot-id", "sequence-number", "timestamp-ms", "manifest-list",
+        "summary", "schema-id", "first-row-id", "added-rows",
+    )
+)  # fmt: skip
+_PARTITION_STATISTICS = _Shape(_known("snapshot-id", "statistics-path", "file-size-in-bytes"))
+_STATISTICS = _Shape(
+    _PARTITION_STATISTICS.known
+    | {"file-footer-size-in-bytes", "key-metadata", "blob-metadata"},
+    lists={"blob-metadata": ((), _BLOB)},
+)  # fmt: skip
+#: Of every format version together: a field of another version has no meaning worth keeping.
+_TABLE = _Shape(
+    _known(
+        "location", "table-uuid", "last-updated-ms", "last-column-id", "schemas",
+        "current-schema-id", "partition-specs", "default-spec-id", "last-partition-id",
+        "properties", "current-snapshot-id", "snapshots", "snapshot-log", "metadata-log",
+        "sort-orders", "default-sort-order-id", "refs", "statistics", "partition-statistics",
+        "format-version", "schema", "partition-spec", "last-sequence-number", "next-row-id",
+    ),
+    objects={"schema": _SCHEMA, "refs": _Shape(values=_REF)},
+    lists={
+        "snapshots": (("snapshot-id",), _SNAPSHOT),
+        "schemas": (("schema-id",), _SCHEMA),
+        "partition-specs": (
+            ("spec-id",),
+            _Shape(_known("spec-id", "fields"), lists={"fields": (("field-id",), _PARTITION_FIELD)}),
+        ),
+        "sort-orders": (
+            ("order-id",),
+            _Shape(_known("order-id", "fields"), lists={"fields": ((), _SORT_FIELD)}),
+        ),
+        "statistics": (("snapshot-id", "statistics-path"), _STATISTICS),
+        "partition-statistics": (("snapshot-id", "statistics-path"), _PARTITION_STATISTICS),
+        "metadata-log": (("metadata-file",), _Shape(_known("metadata-file", "timestamp-ms"))),
+        "snapshot-log": (
+            ("snapshot-id", "timestamp-ms"), _Shape(_known("snapshot-id", "timestamp-ms")),
+        ),
+        "encryption-keys": (("key-id",), _Shape(_known("key-id"))),
+    },
+)  # fmt: skip
+
+#: What PyIceberg writes for a transform that it cannot read.
+_LOST_TRANSFORM = "unknown"
+
+
+def carry_over(
+    before: Mapping[str, Any], known: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return `after` with the fields of `before` that PyIceberg does not know.
+
+    `known` is what PyIceberg makes of `before`.  What was removed from `after` with the object
+    that held it (an expired snapshot) stays removed.
+    """
+    return _merge(_with_lists(before), known, after, _TABLE)
+
+
+def _with_lists(before: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return metadata with the lists that PyIceberg adds to format 1, which readers prefer."""
+    added: dict[str, Any] = {}
+    if not before.get("schemas") and isinstance(before.get("schema"), dict):
+        added["schemas"] = [{"schema-id": 0, **before["schema"]}]
+    if not before.get("partition-specs") and isinstance(before.get("partition-spec"), list):
+        added["partition-specs"] = [{"spec-id": 0, "fields": before["partition-spec"]}]
+    return {**before, **added}
+
+
+def _merge(
+    before: Mapping[str, Any], known: Mapping[str, Any], after: Mapping[str, Any], shape: _Shape
+) -> dict[str, Any]:
+    merged = dict(after)
+    for name, value in before.items():
+        if name in after and name in known:
+            merged[name] = _merge_value(name, (value, known[name], after[name]), shape)
+        elif not any(name in names for names in (after, known, shape.known)) and not shape.values:
+            merged[name] = value
+    return merged
+
+
+def _merge_value(name: str, values: tuple[Any, Any, Any], shape: _Shape) -> Any:
+    before, known, after = values
+    inner = shape.values or shape.objects.get(name)
+    if inner is not None and all(isinstance(value, Mapping) for value in values):
+        return _merge(before, known, after, inner)
+    if name in shape.lists and all(isinstance(value, list) for value in values):
+        identity, element = shape.lists[name]
+        old, same = _by_identity(before, identity), _by_identity(known, identity)
+        return [
+            _merge(old[key], same[key], one, element) if key in old and key in same else one
+            for key, one in _identified(after, identity)
+        ]
+    if name == "transform" and known == after == _LOST_TRANSFORM:
+        return before
+    return after
+
+
+def _by_identity(elements: Sequence[Any], identity: tuple[str, ...]) -> dict[Any, Any]:
+    return {key: one for key, one in _identified(elements, identity) if key is not None}
+
+
+def _identified(elements: Sequence[Any], identity: tuple[str, ...]) -> list[tuple[Any, Any]]:
+    """Pair each object with what identifies it among its kind; None for what has no identity."""
+    return [(_identity(one, identity, index), one) for index, one in enumerate(elements)]
+
+
+def _identity(one: Any, identity: tuple[str, ...], index: int) -> tuple[Any, ...] | None:
+    if not isinstance(one, Mapping):
+        return None
+    key = tuple(one.get(name) for name in identity) or (index,)
+    return key if all(isinstance(part, (int, str)) for part in key) else None
