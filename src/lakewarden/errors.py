@@ -101,6 +101,12 @@ class Damaged(LakewardenError):
     """Something that must be readable is not: fail closed for that table."""
 
 
+class Conflict(LakewardenError):
+    """Somebody else committed in between; planning again will do."""
+
+    exit_code = Exit.CONFLICT
+
+
 class Interrupted(LakewardenError):
     """Something was changed before the work could not go on; running again resumes it."""
 

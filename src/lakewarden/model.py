@@ -12,6 +12,28 @@ from lakewarden.errors import ErrorKind, UsageError
 MAIN = "main"
 
 
+class Format(StrEnum):
+    """Table formats."""
+
+    LANCE = "lance"
+    ICEBERG = "iceberg"
+
+
+class PrefixMismatch(StrEnum):
+    """What to do about a file whose path is named with another scheme or authority."""
+
+    ERROR = "error"
+    IGNORE = "ignore"
+    DELETE = "delete"
+
+
+class Guard(StrEnum):
+    """Which other tables are asked where they lie."""
+
+    CATALOG = "catalog"
+    TARGETS = "targets"
+
+
 class FileKind(StrEnum):
     """What a file under a table's location is, told from its path alone."""
 
@@ -22,6 +44,13 @@ class FileKind(StrEnum):
     MANIFEST = "manifest"
     STAGED_MANIFEST = "staged_manifest"
     TEMPORARY = "temporary"
+    POSITION_DELETE = "position_delete"
+    EQUALITY_DELETE = "equality_delete"
+    #: Of Iceberg; a Lance manifest is a version.
+    MANIFEST_FILE = "manifest_file"
+    MANIFEST_LIST = "manifest_list"
+    STATISTICS = "statistics"
+    METADATA = "metadata"
     REF = "ref"
     HINT = "hint"
     UNKNOWN = "unknown"
@@ -37,6 +66,12 @@ REMOVABLE = frozenset(
         FileKind.MANIFEST,
         FileKind.STAGED_MANIFEST,
         FileKind.TEMPORARY,
+        FileKind.POSITION_DELETE,
+        FileKind.EQUALITY_DELETE,
+        FileKind.MANIFEST_FILE,
+        FileKind.MANIFEST_LIST,
+        FileKind.STATISTICS,
+        FileKind.METADATA,
     }
 )
 
@@ -60,6 +95,7 @@ class FileReason(StrEnum):
     UNKNOWN_KIND = "unknown_kind"
     SHARED_PLACE = "shared_place"
     UNDECIDED = "undecided"
+    OTHER_PREFIX = "other_prefix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +110,15 @@ class RemovalStats:
     transaction_files_removed: int = 0
     manifest_files_removed: int = 0
     temporary_files_removed: int = 0
+    position_delete_files_removed: int = 0
+    equality_delete_files_removed: int = 0
+    manifest_lists_removed: int = 0
+    statistics_files_removed: int = 0
+    metadata_files_removed: int = 0
 
     @property
     def files_removed(self) -> int:
-        return (
-            self.data_files_removed
-            + self.deletion_files_removed
-            + self.index_files_removed
-            + self.transaction_files_removed
-            + self.manifest_files_removed
-            + self.temporary_files_removed
-        )
+        return sum(getattr(self, name) for name in set(STATS_FIELD.values()))
 
     def __add__(self, other: RemovalStats) -> RemovalStats:
         return RemovalStats(
@@ -101,6 +135,12 @@ STATS_FIELD = {
     FileKind.MANIFEST: "manifest_files_removed",
     FileKind.STAGED_MANIFEST: "temporary_files_removed",
     FileKind.TEMPORARY: "temporary_files_removed",
+    FileKind.POSITION_DELETE: "position_delete_files_removed",
+    FileKind.EQUALITY_DELETE: "equality_delete_files_removed",
+    FileKind.MANIFEST_FILE: "manifest_files_removed",
+    FileKind.MANIFEST_LIST: "manifest_lists_removed",
+    FileKind.STATISTICS: "statistics_files_removed",
+    FileKind.METADATA: "metadata_files_removed",
 }
 
 _UNIT_SECONDS = {

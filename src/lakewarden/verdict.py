@@ -22,6 +22,8 @@ class Fact:
     modified: datetime | None
     #: Under the table's own location; False in an extra base path, which others may share.
     owned: bool = True
+    #: A kept version names this very path, but in another store or by another scheme.
+    named_elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,11 @@ def judge(fact: Fact, margin: Margin) -> tuple[Verdict, FileReason]:
 
     A kind that the format does not write is nobody's business but its owner's.  A file of a kept
     version stays.  A file that only going versions name has no writer working on it any more and
-    goes whatever its age.  A version goes only by decision, never by age.  The rest is named by nobody: left over, or part of a write in progress;
-    only its age can tell, and an age that is missing, zero or in the future tells nothing.  In a
-    place that other tables may share, a file that we never named may well be theirs.
+    goes whatever its age.  A Lance version goes only by decision, never by age.  The rest is named
+    by nobody: left over, or part of a write in progress; only its age can tell, and an age that is
+    missing, zero or in the future tells nothing.  In a place that other tables may share, a file
+    that we never named may well be theirs; and a path that is named with another prefix may well
+    be this file.
     """
     if fact.kind not in REMOVABLE:
         return Verdict.KEEP, FileReason.UNKNOWN_KIND
@@ -55,7 +59,10 @@ def judge(fact: Fact, margin: Margin) -> tuple[Verdict, FileReason]:
     if not age_is_known(fact.modified, margin.now):
         return Verdict.KEEP, FileReason.UNKNOWN_AGE
     assert fact.modified is not None
-    if fact.modified < margin.now - margin.unverified_after:
+    old = fact.modified < margin.now - margin.unverified_after
+    if fact.named_elsewhere and (old or margin.delete_unverified):
+        return Verdict.KEEP, FileReason.OTHER_PREFIX
+    if old:
         return Verdict.DELETE, FileReason.UNVERIFIED_OLD
     if margin.delete_unverified:
         return Verdict.DELETE, FileReason.UNVERIFIED_REQUESTED

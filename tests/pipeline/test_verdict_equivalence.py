@@ -23,15 +23,17 @@ ROWS = pa.schema(
         ("named_by_going", pa.bool_()),
         ("modified_us", pa.int64()),
         ("owned", pa.bool_()),
+        ("named_elsewhere", pa.bool_()),
     ]
 )
 #: Every combination with every age on a limit; drawn facts come on top.
 EVERY = [
-    Fact(kind, kept, going, modified, owned)
+    Fact(kind, kept, going, modified, owned, elsewhere)
     for kind in (FileKind.DATA, FileKind.REF)
     for kept in (True, False)
     for going in (True, False)
     for owned in (True, False)
+    for elsewhere in (True, False)
     for modified in (None, *(NOW - age for age in AGES))
 ]
 
@@ -45,6 +47,7 @@ def in_spark(spark: SparkSession, given_facts: list[Fact], margin: Margin) -> li
             "named_by_going": fact.named_by_going,
             "modified_us": to_micros(fact.modified),
             "owned": fact.owned,
+            "named_elsewhere": fact.named_elsewhere,
         }
         for number, fact in enumerate(given_facts)
     ]

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lakewarden.cli import output
-from lakewarden.cli.options import check_rate, opening
+from lakewarden.cli.options import check_rate, opening, pairs
 from lakewarden.errors import ErrorKind, Exit, LakewardenError, NotFound, Refused
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from lakewarden.cli.session import Engine
+    from lakewarden.formats.iceberg.catalog import Lake
+    from lakewarden.formats.iceberg.table import SnapshotLook
+    from lakewarden.formats.lance.table import Look
     from lakewarden.maintenance.cleanup import Cleanup
     from lakewarden.maintenance.fleet import Targets
     from lakewarden.maintenance.plan import Plan, TablePlan
@@ -50,6 +53,7 @@ def remove(
     engine: Engine,
     *,
     options: dict[str, str],
+    catalog: dict[str, str],
     rate_limit: float | None,
     save_plan: str | None,
 ) -> None:
@@ -59,14 +63,20 @@ def remove(
     from lakewarden.pipeline.frames import Stores
 
     check_rate(rate_limit)
-    places = (*targets.tables, *targets.directories)
-    echo(places, consent, engine)
+    places = [*targets.tables, *targets.directories]
+    echo(targets, consent, engine)
     ask(places, consent)
-    if all(place.is_local and not Path(place.uri).exists() for place in places):
+    if places and all(place.is_local and not Path(place.uri).exists() for place in places):
         raise NotFound(f"{places[0].uri} does not exist; check the path")
     if save_plan is not None:
         plans.check_new(save_plan, Stores(opening(options)))
-    reading = start(engine, options)
+    lake = open_catalogs(targets, catalog)
+    if lake is not None:
+        # Where a catalog keeps its tables; each table is asked about again once it is known.
+        warehouses = [lake.warehouse(target.catalog) for target in targets.iceberg.tables]
+        places += [place for place in warehouses if place is not None]
+        ask(places, consent)
+    reading = start(engine, options, targets, lake)
     plan = operations.plan(targets, request, reading, now=reading.clock.now())
     tell_warnings(plan)
     if save_plan is not None:
@@ -77,9 +87,10 @@ def remove(
     if not consent.confirm:
         show_plan(plan, plan.kept_versions(), consent)
         return
-    # Extra base paths may lie in other stores than the tables themselves.
+    # Tables of a catalog, and extra base paths, may lie in other stores than was to be expected.
     agreed = {place.store for place in places}
-    ask([root.location for root in plan.roots if root.location.store not in agreed], consent)
+    others = [root.location for root in plan.roots if root.location.store not in agreed]
+    ask([place for place in others if place.scheme != "iceberg"], consent)
     if not consent.json and len(plan.failed) < len(plan.tables):
         output.to_stdout(output.plan_text(plan, plan.kept_versions(), _orphans(plan)))
     receipt = removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit).after(plan)
@@ -100,15 +111,18 @@ def remove(
     show_receipt(receipt, consent)
 
 
-def echo(places: Sequence[Location], consent: Consent, engine: Engine) -> None:
+def echo(targets: Targets, consent: Consent, engine: Engine) -> None:
     """Say what is about to be looked at, and through what."""
     if consent.quiet:
         return
-    for place in places[:5]:
-        access = "local disk" if place.is_local else f"{place.scheme} store"
-        output.to_stderr(f"target   {place.uri} ({access}; {engine.words})")
-    if len(places) > 5:
-        output.to_stderr(f"target   … and {len(places) - 5} more")
+    named = [
+        (place.uri, "local disk" if place.is_local else f"{place.scheme} store")
+        for place in (*targets.tables, *targets.directories)
+    ] + [(target.uri, f"catalog {target.catalog}") for target in targets.iceberg.tables]
+    for name, access in named[:5]:
+        output.to_stderr(f"target   {name} ({access}; {engine.words})")
+    if len(named) > 5:
+        output.to_stderr(f"target   … and {len(named) - 5} more")
 
 
 def ask(places: Sequence[Location], consent: Consent) -> None:
@@ -125,14 +139,54 @@ def ask(places: Sequence[Location], consent: Consent) -> None:
     )
 
 
-def start(engine: Engine, options: dict[str, str]) -> Reading:
+def open_catalogs(targets: Targets, properties: dict[str, str]) -> Lake | None:
+    """Open the catalogs that targets are in; errors show before Spark starts."""
+    from lakewarden.maintenance.fleet import open_lake
+
+    if not targets.iceberg.tables:
+        return None
+    lake = open_lake(properties)
+    for target in targets.iceberg.tables:
+        lake.catalog(target.catalog)
+    return lake
+
+
+def look_at(target: str, storage: list[str], catalog: list[str]) -> tuple[str, Look | SnapshotLook]:
+    """Return what a target is called, and what its history and refs are."""
+    from lakewarden.formats.iceberg import table as iceberg
+    from lakewarden.formats.iceberg.metadata import parse
+    from lakewarden.formats.lance import table as lance
+    from lakewarden.maintenance.fleet import parse_targets
+    from lakewarden.pipeline.frames import ReadStores
+
+    options = pairs(storage, "--storage-option")
+    targets = parse_targets([target])
+    if not targets.iceberg.tables:
+        place = targets.tables[0]
+        return place.uri, lance.look(place, opening(options)(place))
+    lake = open_catalogs(targets, pairs(catalog, "--catalog-property"))
+    assert lake is not None
+    pointer = lake.locate(targets.iceberg.tables[0])
+    stores = ReadStores(opening(targets.iceberg.storage_options(lake) | options))
+    data = lake.read(pointer, stores)
+    return pointer.table.uri, iceberg.look(parse(data, pointer.metadata_location))
+
+
+def start(engine: Engine, options: dict[str, str], targets: Targets, lake: Lake | None) -> Reading:
     from lakewarden.cli import session
     from lakewarden.maintenance.survey import Reading
     from lakewarden.world import SystemClock
 
     stages("start Spark", engine.words)
     spark = session.start(engine)
-    return Reading(spark, opening(options), SystemClock(), session.tasks_for(spark, engine), stages)
+    return Reading(
+        spark,
+        opening(targets.iceberg.storage_options(lake) | options),
+        SystemClock(),
+        session.tasks_for(spark, engine),
+        stages,
+        lake,
+    )
 
 
 class Stages:

@@ -15,6 +15,8 @@ from lakewarden.cli.conduct import (
     ask,
     echo,
     end_progress,
+    look_at,
+    open_catalogs,
     remove,
     show_plan,
     show_receipt,
@@ -23,9 +25,11 @@ from lakewarden.cli.conduct import (
 )
 from lakewarden.cli.options import (
     AgeFrom,
+    CatalogOpt,
     ConfirmOpt,
     ConfOpt,
     ExcludeOpt,
+    GuardOpt,
     JsonOpt,
     MasterOpt,
     MaxBytesOpt,
@@ -43,6 +47,7 @@ from lakewarden.cli.options import (
     TargetsArg,
     YesOpt,
     check_rate,
+    equality,
     numbers,
     opening,
     pairs,
@@ -53,7 +58,7 @@ from lakewarden.cli.options import (
 )
 from lakewarden.cli.session import failure_of_spark
 from lakewarden.errors import ErrorKind, Exit, LakewardenError, Refused, UsageError
-from lakewarden.model import MAIN, parse_duration
+from lakewarden.model import MAIN, Guard, PrefixMismatch, parse_duration
 from lakewarden.retention import OnTagged
 
 # Heavy imports (Spark, Arrow, stores) happen inside the commands: `--help` answers at once.
@@ -141,6 +146,23 @@ def cleanup(
         bool,
         typer.Option("--expire-detached", help="Detached versions may go by --older-than, too."),
     ] = False,
+    max_ref_age: Annotated[
+        str | None,
+        typer.Option(
+            "--max-ref-age",
+            metavar="AGE",
+            help="Iceberg: tags and branches older than this go, too.",
+        ),
+    ] = None,
+    min_snapshots_to_expire: Annotated[
+        int | None,
+        typer.Option(
+            "--min-snapshots-to-expire",
+            metavar="N",
+            help="Iceberg: skip a table of which fewer snapshots could go.",
+        ),
+    ] = None,
+    guard: GuardOpt = Guard.CATALOG,
     recursive: RecursiveOpt = False,
     protect: ProtectOpt = [],
     exclude: ExcludeOpt = [],
@@ -152,6 +174,7 @@ def cleanup(
     max_delete_bytes: MaxBytesOpt = None,
     max_delete_share: MaxShareOpt = None,
     storage_option: StorageOpt = [],
+    catalog_property: CatalogOpt = [],
     master: MasterOpt = None,
     remote: RemoteOpt = None,
     conf: ConfOpt = [],
@@ -162,6 +185,8 @@ def cleanup(
     """Remove old versions and the files only they use.
 
     Rules given together all have to let a version go. Shows the plan; --confirm executes it.
+    Iceberg tables expire snapshots; rules that are not given come from their history.expire.*
+    properties.
 
     [bold]Examples[/bold]
 
@@ -170,12 +195,14 @@ def cleanup(
       lakewarden cleanup /data/events.lance --keep 10 --confirm
 
       lakewarden cleanup s3://lake/tables --recursive --older-than 30d --on-tagged keep --confirm --yes
+
+      lakewarden cleanup iceberg://prod/sales.orders --older-than 5d --keep 10 --confirm --yes
     """
-    from lakewarden import retention
-    from lakewarden.maintenance.cleanup import Cleanup
+    from lakewarden.maintenance.cleanup import Cleanup, Rules
 
     refuse_server(server)
-    policy = retention.Policy(
+    where = read_targets(targets, recursive, protect, exclude, guard=guard)
+    rules = Rules(
         older_than=None if older_than is None else parse_duration(older_than),
         keep=keep,
         before_version=before_version,
@@ -185,17 +212,25 @@ def cleanup(
         expire_detached=expire_detached,
         branch=branch,
         clean_referenced_branches=clean_referenced_branches,
+        max_ref_age=None if max_ref_age is None else parse_duration(max_ref_age),
+        min_snapshots_to_expire=min_snapshots_to_expire,
     )
+    policy, expiry = rules.for_targets(where)
     request = Cleanup(
-        policy, parse_duration(unverified_after), delete_unverified, age_from is AgeFrom.commit
+        policy,
+        parse_duration(unverified_after),
+        delete_unverified,
+        age_from is AgeFrom.commit,
+        expiry,
     )
     remove(
-        read_targets(targets, recursive, protect, exclude),
+        where,
         request,
         Consent(confirm, yes, json, quiet),
         read_breakers(max_delete_files, max_delete_bytes, max_delete_share),
         read_engine(master, remote, conf),
         options=pairs(storage_option, "--storage-option"),
+        catalog=pairs(catalog_property, "--catalog-property"),
         rate_limit=rate_limit,
         save_plan=save_plan,
     )
@@ -214,6 +249,43 @@ def remove_orphans(
             help="Allow an age below 24 hours. Only without any active writer!",
         ),
     ] = False,
+    prefix_mismatch: Annotated[
+        PrefixMismatch,
+        typer.Option(
+            "--prefix-mismatch",
+            help="Iceberg: a file whose path is named with another scheme or authority.",
+        ),
+    ] = PrefixMismatch.ERROR,
+    equal_scheme: Annotated[
+        list[str],
+        typer.Option(
+            "--equal-scheme", metavar="A=B", help="Iceberg: scheme A means B (oss=s3); repeatable."
+        ),
+    ] = [],
+    equal_authority: Annotated[
+        list[str],
+        typer.Option(
+            "--equal-authority",
+            metavar="A=B",
+            help="Iceberg: authority (bucket, host) A means B; repeatable.",
+        ),
+    ] = [],
+    inventory: Annotated[
+        str | None,
+        typer.Option(
+            "--inventory",
+            metavar="URI",
+            help="Iceberg: a Parquet or CSV listing (or S3 Inventory's manifest.json) to use "
+            "instead of listing.",
+        ),
+    ] = None,
+    location: Annotated[
+        str | None,
+        typer.Option(
+            "--location", metavar="URI", help="Iceberg: only files below this place count."
+        ),
+    ] = None,
+    guard: GuardOpt = Guard.CATALOG,
     recursive: RecursiveOpt = False,
     protect: ProtectOpt = [],
     exclude: ExcludeOpt = [],
@@ -225,6 +297,7 @@ def remove_orphans(
     max_delete_bytes: MaxBytesOpt = None,
     max_delete_share: MaxShareOpt = None,
     storage_option: StorageOpt = [],
+    catalog_property: CatalogOpt = [],
     master: MasterOpt = None,
     remote: RemoteOpt = None,
     conf: ConfOpt = [],
@@ -241,18 +314,32 @@ def remove_orphans(
       lakewarden remove-orphans /data/events.lance
 
       lakewarden remove-orphans s3://lake/tables --recursive --older-than 3d --confirm --yes
+
+      lakewarden remove-orphans iceberg://prod/sales --inventory s3://inventory/lake/manifest.json
     """
     from lakewarden.maintenance import cleanup as operations
 
     refuse_server(server)
     request = operations.orphans(parse_duration(older_than), unsafe_below_floor=unsafe_below_floor)
+    where = read_targets(
+        targets,
+        recursive,
+        protect,
+        exclude,
+        guard=guard,
+        prefix_mismatch=prefix_mismatch,
+        equality=equality(equal_scheme, equal_authority),
+        inventory=inventory,
+        below=location,
+    )
     remove(
-        read_targets(targets, recursive, protect, exclude),
+        where,
         request,
         Consent(confirm, yes, json, quiet),
         read_breakers(max_delete_files, max_delete_bytes, max_delete_share),
         read_engine(master, remote, conf),
         options=pairs(storage_option, "--storage-option"),
+        catalog=pairs(catalog_property, "--catalog-property"),
         rate_limit=rate_limit,
         save_plan=save_plan,
     )
@@ -270,6 +357,7 @@ def apply(
     max_delete_bytes: MaxBytesOpt = None,
     max_delete_share: MaxShareOpt = None,
     storage_option: StorageOpt = [],
+    catalog_property: CatalogOpt = [],
     master: MasterOpt = None,
     remote: RemoteOpt = None,
     conf: ConfOpt = [],
@@ -284,6 +372,7 @@ def apply(
     """
     from lakewarden.maintenance import plan as plans
     from lakewarden.maintenance import removal
+    from lakewarden.maintenance.fleet import targets_of
     from lakewarden.pipeline.frames import ReadStores
 
     consent = Consent(confirm, yes, json, quiet)
@@ -291,10 +380,12 @@ def apply(
     options = pairs(storage_option, "--storage-option")
     engine = read_engine(master, remote, conf)
     check_rate(rate_limit)
-    places, _ = plans.read_header(directory, ReadStores(opening(options)))
-    echo(places, consent, engine)
+    places, header = plans.read_header(directory, ReadStores(opening(options)))
+    where = targets_of([table["table_key"] for table in header["tables"]])
+    echo(where, consent, engine)
     ask(places, consent)
-    reading = start(engine, options)
+    lake = open_catalogs(where, pairs(catalog_property, "--catalog-property"))
+    reading = start(engine, options, where, lake)
     plan = plans.load(reading.spark, directory, ReadStores(reading.opening))
     tell_warnings(plan)
     if not confirm:
@@ -311,6 +402,7 @@ def versions(
         int, typer.Option("--limit", metavar="N", help="Show the newest N; 0 for all.")
     ] = 20,
     storage_option: StorageOpt = [],
+    catalog_property: CatalogOpt = [],
     json: JsonOpt = False,
 ) -> None:
     """Show the versions of a table, what holds them, and their age.
@@ -319,15 +411,11 @@ def versions(
 
       lakewarden versions /data/events.lance --limit 5
     """
-    from lakewarden.formats.lance.table import look
-    from lakewarden.storage.location import Location
-
     if limit < 0:
         raise UsageError(ErrorKind.USAGE, f"--limit is {limit}; give a number from 0 (all)")
-    place = Location.parse(target)
-    seen = look(place, opening(pairs(storage_option, "--storage-option"))(place))
+    key, seen = look_at(target, storage_option, catalog_property)
     output.to_stdout(
-        output.versions_json(place, seen, limit or None)
+        output.versions_json(key, seen, limit or None)
         if json
         else output.versions_text(seen, limit or None)
     )
@@ -337,6 +425,7 @@ def versions(
 def refs(
     target: TargetArg,
     storage_option: StorageOpt = [],
+    catalog_property: CatalogOpt = [],
     json: JsonOpt = False,
 ) -> None:
     """Show the tags and branches of a table.
@@ -345,12 +434,8 @@ def refs(
 
       lakewarden refs s3://lake/events.lance --json
     """
-    from lakewarden.formats.lance.table import look
-    from lakewarden.storage.location import Location
-
-    place = Location.parse(target)
-    seen = look(place, opening(pairs(storage_option, "--storage-option"))(place))
-    output.to_stdout(output.refs_json(place, seen) if json else output.refs_text(seen))
+    key, seen = look_at(target, storage_option, catalog_property)
+    output.to_stdout(output.refs_json(key, seen) if json else output.refs_text(seen))
 
 
 @app.command()

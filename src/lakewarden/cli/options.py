@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lakewarden.errors import ErrorKind, UsageError
+from lakewarden.model import Guard
 
 if TYPE_CHECKING:
     from lakewarden.cli.session import Engine
+    from lakewarden.formats.iceberg.paths import Equality
     from lakewarden.maintenance.fleet import Targets
     from lakewarden.maintenance.safety import Breakers
     from lakewarden.storage.opening import Opener
@@ -29,10 +31,33 @@ TASKS_MAX = 100_000
 TargetsArg = Annotated[
     list[str],
     typer.Argument(
-        help="Tables: paths or URIs (/data/t.lance, s3://b/t.lance).", show_default=False
+        help="Tables: paths or URIs of Lance tables (/data/t.lance, s3://b/t.lance), or "
+        "iceberg://CATALOG/NAMESPACE.TABLE, …/NAMESPACE, iceberg://CATALOG.",
+        show_default=False,
     ),
 ]
-TargetArg = Annotated[str, typer.Argument(help="A table: path or URI.", show_default=False)]
+TargetArg = Annotated[
+    str,
+    typer.Argument(
+        help="A table: path, URI, or iceberg://CATALOG/NAMESPACE.TABLE.", show_default=False
+    ),
+]
+CatalogOpt = Annotated[
+    list[str],
+    typer.Option(
+        "--catalog-property",
+        metavar="K=V",
+        help="A setting on top of PyIceberg's configuration (uri=…, type=…); repeatable.",
+    ),
+]
+GuardOpt = Annotated[
+    Guard,
+    typer.Option(
+        "--guard",
+        help="Iceberg: make sure that no other table of the catalog (or only of the targets) "
+        "shares a place with one that is cleaned.",
+    ),
+]
 JsonOpt = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout, nothing else.")
 ]
@@ -109,11 +134,21 @@ ServerOpt = Annotated[str | None, typer.Option("--server", hidden=True)]
 
 
 def read_targets(
-    targets: list[str], recursive: bool, protect: list[str], exclude: list[str]
+    targets: list[str],
+    recursive: bool,
+    protect: list[str],
+    exclude: list[str],
+    **iceberg: Any,
 ) -> Targets:
-    from lakewarden.maintenance.fleet import parse_targets
+    from lakewarden.maintenance.fleet import IcebergTargets, parse_targets
 
-    return parse_targets(targets, recursive=recursive, protect=protect, exclude=exclude)
+    return parse_targets(
+        targets,
+        recursive=recursive,
+        protect=protect,
+        exclude=exclude,
+        iceberg=IcebergTargets(**iceberg),
+    )
 
 
 def read_breakers(files: int | None, size: int | None, share: float | None) -> Breakers:
@@ -151,6 +186,12 @@ def pairs(values: list[str], option: str) -> dict[str, str]:
             )
         pairs[name.strip()] = text
     return pairs
+
+
+def equality(schemes: list[str], authorities: list[str]) -> Equality:
+    from lakewarden.formats.iceberg.paths import Equality
+
+    return Equality(pairs(schemes, "--equal-scheme"), pairs(authorities, "--equal-authority"))
 
 
 def numbers(text: str) -> frozenset[int]:

@@ -10,18 +10,20 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.errors import LakewardenError
-from lakewarden.model import RemovalStats
+from lakewarden.model import Format, RemovalStats
 
 if TYPE_CHECKING:
+    from lakewarden.formats.iceberg.table import SnapshotLook
     from lakewarden.formats.lance.table import Look
     from lakewarden.maintenance.plan import Plan, TablePlan
     from lakewarden.maintenance.removal import Receipt
     from lakewarden.storage.contract import CheckOutcome
-    from lakewarden.storage.location import Location
 
 #: Lines of a listing that a person reads; the rest is counted.
 _VERSIONS_SHOWN = 12
 _TABLES_SHOWN = 40
+#: Versions are counted from one; snapshot ids are random and never this small.
+_SNAPSHOT_IDS = 10**9
 
 
 def size_text(size: int) -> str:
@@ -85,8 +87,32 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
             "error_kind": table.error_kind,
             "warnings": list(table.warnings),
         }
+        if table.format is Format.ICEBERG:
+            row |= _iceberg_counts(table.removal, table.kept_unknown_age) | {
+                "would_delete_count": table.removal.files_removed,
+                "would_delete_bytes": table.removal.bytes_removed,
+                "deleted_bytes": 0,
+                "listed_count": table.objects if plan.operation == "remove-orphans" else None,
+                "skipped_too_young_count": table.kept_unverified,
+                "expired_refs": list(table.expired_refs),
+                "metadata_location": table.metadata_location,
+            }
         rows.append(_with_requests(row, plan.tables, plan.requests))
     return rows
+
+
+def _iceberg_counts(removal: RemovalStats, unknown_age: int) -> dict[str, int]:
+    """Return the counts by the names Iceberg's procedures and Lakekeeper give them."""
+    return {
+        "expired_snapshots_count": removal.old_versions_removed,
+        "deleted_data_files_count": removal.data_files_removed,
+        "deleted_position_delete_files_count": removal.position_delete_files_removed,
+        "deleted_equality_delete_files_count": removal.equality_delete_files_removed,
+        "deleted_manifest_files_count": removal.manifest_files_removed,
+        "deleted_manifest_lists_count": removal.manifest_lists_removed,
+        "deleted_statistics_files_count": removal.statistics_files_removed,
+        "skipped_unknown_age_count": unknown_age,
+    }
 
 
 def plan_json(plan: Plan, kept: Iterable[Mapping[str, Any]]) -> str:
@@ -122,18 +148,17 @@ def plan_text(
 
 def _one_table(table: TablePlan, kept: Sequence[Mapping[str, Any]]) -> list[str]:
     total = table.versions_kept + table.removal.old_versions_removed
-    lines = [f"keep     {table.versions_kept:,} of {count_text(total, 'version')}"]
+    noun = "snapshot" if table.format is Format.ICEBERG else "version"
+    lines = [f"keep     {table.versions_kept:,} of {count_text(total, noun)}"]
     for row in kept[:_VERSIONS_SHOWN]:
         when = _moment(row["modified"])
-        name = (
-            f"v{row['version']}"
-            if row["branch"] == "main"
-            else f"v{row['version']}@{row['branch']}"
-        )
+        name = _version_name(row["version"], row["branch"])
         lines.append(f"  {name:<16} {when}   {row['reasons']}")
     if kept and table.versions_kept > len(kept[:_VERSIONS_SHOWN]):
         lines.append(f"  … and {table.versions_kept - len(kept[:_VERSIONS_SHOWN]):,} more")
-    lines += removal_lines("remove", table.removal)
+    if table.expired_refs:
+        lines.append(f"expire   {', '.join(table.expired_refs)} (tags and branches)")
+    lines += removal_lines("remove", table.removal, noun)
     if table.orphans:
         lines.append(f"  of these {count_text(table.orphans, 'file')} that no version names")
     if table.kept_unverified:
@@ -144,9 +169,8 @@ def _one_table(table: TablePlan, kept: Sequence[Mapping[str, Any]]) -> list[str]
     if table.kept_unknown_age:
         lines.append(f"keep     {count_text(table.kept_unknown_age, 'file')} of unknown age")
     if table.kept_unknown_kind:
-        lines.append(
-            f"keep     {count_text(table.kept_unknown_kind, 'file')} of a kind Lance does not write"
-        )
+        why = "hidden" if table.format is Format.ICEBERG else "of a kind Lance does not write"
+        lines.append(f"keep     {count_text(table.kept_unknown_kind, 'file')} {why}")
     if table.skipped:
         lines.append(f"skipped  {table.skipped}")
     return lines
@@ -174,9 +198,9 @@ def _many_tables(plan: Plan) -> list[str]:
     return lines + removal_lines("remove", plan.removal)
 
 
-def removal_lines(verb: str, removal: RemovalStats) -> list[str]:
+def removal_lines(verb: str, removal: RemovalStats, noun: str = "version") -> list[str]:
     """Say what goes, by kind."""
-    if not removal.files_removed:
+    if not removal.files_removed and not removal.old_versions_removed:
         return [f"{verb:<8} nothing"]
     kinds = (
         ("data", removal.data_files_removed),
@@ -185,8 +209,13 @@ def removal_lines(verb: str, removal: RemovalStats) -> list[str]:
         ("transactions", removal.transaction_files_removed),
         ("manifests", removal.manifest_files_removed),
         ("temporary", removal.temporary_files_removed),
+        ("position deletes", removal.position_delete_files_removed),
+        ("equality deletes", removal.equality_delete_files_removed),
+        ("manifest lists", removal.manifest_lists_removed),
+        ("statistics", removal.statistics_files_removed),
+        ("metadata", removal.metadata_files_removed),
     )
-    versions = count_text(removal.old_versions_removed, "version")
+    versions = count_text(removal.old_versions_removed, noun)
     files = count_text(removal.files_removed, "file")
     return [
         f"{verb:<8} {versions}, {files}, {size_text(removal.bytes_removed)}",
@@ -212,6 +241,14 @@ def receipt_json(receipt: Receipt) -> str:
                 "error_kind",
             )
         }
+        if table.format is Format.ICEBERG:
+            row |= _iceberg_counts(table.removed, table.kept_unknown_age) | {
+                "deleted_count": table.removed.files_removed,
+                "deleted_bytes": table.removed.bytes_removed,
+                "failed_deletes_count": table.failed_deletes,
+                "skipped_too_young_count": table.kept_unverified,
+                "expired_refs": list(table.expired_refs),
+            }
         rows.append(_with_requests(row, receipt.tables, receipt.requests))
     return document(
         f"{receipt.operation}_receipt",
@@ -240,15 +277,11 @@ def _with_requests(
 # -- looks ---------------------------------------------------------------------------------------
 
 
-def versions_text(seen: Look, limit: int | None) -> str:
+def versions_text(seen: Look | SnapshotLook, limit: int | None) -> str:
     shown = seen.versions if limit is None else seen.versions[:limit]
     lines = [f"{'version':<16} written (UTC)      held by"]
     for version in shown:
-        name = (
-            f"v{version.number}"
-            if version.branch == "main"
-            else f"v{version.number}@{version.branch}"
-        )
+        name = _version_name(version.number, version.branch)
         notes = (["detached"] if version.detached else []) + seen.names_of(version)
         lines.append(f"{name:<16} {_moment(version.modified)}   {', '.join(notes)}".rstrip())
     if len(shown) < len(seen.versions):
@@ -256,7 +289,7 @@ def versions_text(seen: Look, limit: int | None) -> str:
     return "\n".join(lines)
 
 
-def versions_json(place: Location, seen: Look, limit: int | None) -> str:
+def versions_json(key: str, seen: Look | SnapshotLook, limit: int | None) -> str:
     rows = [
         {
             "version": version.number,
@@ -267,27 +300,34 @@ def versions_json(place: Location, seen: Look, limit: int | None) -> str:
         }
         for version in seen.versions[:limit]
     ]
-    return document("versions", table_key=place.uri, versions=rows)
+    return document("versions", table_key=key, versions=rows)
 
 
-def refs_text(seen: Look) -> str:
-    lines = []
-    for tag in seen.tags:
-        where = "" if tag.branch == "main" else f"@{tag.branch}"
-        lines.append(f"tag      {tag.name:<20} v{tag.version}{where}")
+def refs_text(seen: Look | SnapshotLook) -> str:
+    lines = [
+        f"tag      {tag.name:<20} {_version_name(tag.version, tag.branch)}" for tag in seen.tags
+    ]
     for branch in seen.branches:
-        where = "" if branch.parent == "main" else f"@{branch.parent}"
-        lines.append(f"branch   {branch.name:<20} from v{branch.parent_version}{where}")
+        # A Lance branch starts from a version of its parent; an Iceberg branch is at a snapshot.
+        verb = "from" if branch.parent else "at"
+        start = _version_name(branch.parent_version, branch.parent)
+        lines.append(f"branch   {branch.name:<20} {verb} {start}")
     return "\n".join(lines) or "no tags and no branches"
 
 
-def refs_json(place: Location, seen: Look) -> str:
+def refs_json(key: str, seen: Look | SnapshotLook) -> str:
     return document(
         "refs",
-        table_key=place.uri,
+        table_key=key,
         tags=[asdict(tag) for tag in seen.tags],
         branches=[asdict(branch) for branch in seen.branches],
     )
+
+
+def _version_name(number: int, branch: str) -> str:
+    """Return v7, v7@branch, or an Iceberg snapshot's id, which is long enough to be known."""
+    name = f"v{number}" if number < _SNAPSHOT_IDS else str(number)
+    return name if branch in ("", "main") else f"{name}@{branch}"
 
 
 def outcomes_text(outcomes: Sequence[CheckOutcome]) -> str:

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from lakewarden.errors import Damaged, ErrorKind, LakewardenError, UsageError
+from lakewarden.errors import Damaged, ErrorKind, LakewardenError, Refused, UsageError
+from lakewarden.expiry import ExpiryPolicy
 from lakewarden.maintenance.fleet import Targets
+from lakewarden.maintenance.iceberg import survey_iceberg
 from lakewarden.maintenance.plan import Plan, TablePlan
-from lakewarden.maintenance.safety import UNVERIFIED_AFTER, check_orphan_age, check_unverified_age
+from lakewarden.maintenance.safety import (
+    MIN_AGE,
+    UNVERIFIED_AFTER,
+    check_orphan_age,
+    check_unverified_age,
+)
 from lakewarden.maintenance.survey import (
     Costs,
     Reading,
@@ -27,31 +34,95 @@ from lakewarden.maintenance.survey import (
     survey,
 )
 from lakewarden.model import (
+    MAIN,
     STATS_FIELD,
     FileKind,
     FileReason,
+    PrefixMismatch,
     RemovalStats,
     Verdict,
     format_duration,
 )
-from lakewarden.pipeline import classification
-from lakewarden.pipeline.frames import from_text, pin
+from lakewarden.pipeline import classification, snapshots
+from lakewarden.pipeline.frames import NOTE_REQUESTS, from_text, pin
 from lakewarden.pipeline.history import Retention
-from lakewarden.retention import Policy
+from lakewarden.pipeline.snapshots import Rule
+from lakewarden.retention import OnTagged, Policy
 from lakewarden.verdict import Margin
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Missing files that an error names.
 _EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Rules for versions as the user gave them, before it is clear which formats they are for."""
+
+    older_than: timedelta | None = None
+    keep: int | None = None
+    before_version: int | None = None
+    versions: frozenset[int] | None = None
+    on_tagged: OnTagged = OnTagged.ERROR
+    min_age: timedelta = MIN_AGE
+    expire_detached: bool = False
+    branch: str = MAIN
+    clean_referenced_branches: bool = False
+    max_ref_age: timedelta | None = None
+    min_snapshots_to_expire: int | None = None
+
+    def for_targets(self, targets: Targets) -> tuple[Policy | None, ExpiryPolicy | None]:
+        """Return the policy for the Lance tables and the one for the Iceberg tables."""
+        lance = iceberg = None
+        if targets.iceberg.tables:
+            iceberg = self._iceberg()
+        if targets.tables or targets.directories:
+            lance = Policy(
+                older_than=self.older_than,
+                keep=self.keep,
+                before_version=self.before_version,
+                versions=self.versions,
+                on_tagged=self.on_tagged,
+                min_age=self.min_age,
+                expire_detached=self.expire_detached,
+                branch=self.branch,
+                clean_referenced_branches=self.clean_referenced_branches,
+            )
+        return lance, iceberg
+
+    def _iceberg(self) -> ExpiryPolicy:
+        if self.before_version is not None:
+            raise UsageError(
+                ErrorKind.USAGE,
+                "--before-version has no meaning for Iceberg, whose snapshot ids have no order; use "
+                "--older-than, --keep or --versions",
+            )
+        if self.branch != MAIN:
+            raise UsageError(
+                ErrorKind.USAGE,
+                "--branch is for Lance; Iceberg's expiry looks at every branch, each by its own "
+                "retention",
+            )
+        return ExpiryPolicy(
+            self.older_than,
+            self.keep,
+            self.versions,
+            self.max_ref_age,
+            self.min_snapshots_to_expire,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Cleanup:
     """What the user asked for."""
 
+    #: For Lance tables; None keeps every version.
     policy: Policy | None
     unverified_after: timedelta = UNVERIFIED_AFTER
     delete_unverified: bool = False
     age_from_commit: bool = False
+    #: For Iceberg tables; None keeps every snapshot.
+    expiry: ExpiryPolicy | None = None
 
     def __post_init__(self) -> None:
         if self.unverified_after < timedelta(0):
@@ -59,9 +130,17 @@ class Cleanup:
         if self.policy is not None and not self.delete_unverified:
             check_unverified_age(self.unverified_after)
 
+    @property
+    def only_orphans(self) -> bool:
+        return self.policy is None and self.expiry is None
+
     def describe(self) -> str:
-        if self.policy is None:
+        """Say what was asked for; of the rules those that some target follows."""
+        if self.only_orphans:
             return f"remove files no version names, older than {format_duration(self.unverified_after)}"
+        if self.policy is None:
+            assert self.expiry is not None
+            return self.expiry.describe()
         words = self.policy.describe()
         if self.delete_unverified:
             words += "; and files no version names, whatever their age"
@@ -77,24 +156,22 @@ def orphans(older_than: timedelta, *, unsafe_below_floor: bool = False) -> Clean
 def plan(targets: Targets, request: Cleanup, reading: Reading, *, now: datetime) -> Plan:
     """Decide what goes and why.  Nothing is changed."""
     costs = Costs()
-    retention = Retention(request.policy, now, request.unverified_after)
-    found = survey(Scope(targets, retention, request.age_from_commit), reading, costs)
+    found = _surveys(targets, request, reading, costs, now)
     margin = Margin(now, request.unverified_after, request.delete_unverified)
     with costs.stage(reading, "judge"):
         judged = pin(
             classification.classify(
                 found.objects,
                 found.references,
-                found.roots,
                 margin,
                 stems=found.stems,
             )
         )
-        tables = _summaries(judged, found, reading)
-    if request.policy is not None:
+        tables = _summaries(judged, found, reading, costs, targets.iceberg.prefix_mismatch)
+    if not request.only_orphans:
         tables = [replace(table, orphans=0) for table in tables]
     return Plan(
-        operation="remove-orphans" if request.policy is None else "cleanup",
+        operation="remove-orphans" if request.only_orphans else "cleanup",
         made_at=now,
         policy=request.describe(),
         tables=tables,
@@ -110,7 +187,39 @@ def plan(targets: Targets, request: Cleanup, reading: Reading, *, now: datetime)
     )
 
 
-def _summaries(judged: DataFrame, found: Survey, reading: Reading) -> list[TablePlan]:
+def _surveys(
+    targets: Targets, request: Cleanup, reading: Reading, costs: Costs, now: datetime
+) -> Survey:
+    """Read all targets, of both formats, into one survey."""
+    parts: list[Survey] = []
+    if targets.tables or targets.directories:
+        retention = Retention(request.policy, now, request.unverified_after)
+        parts.append(survey(Scope(targets, retention, request.age_from_commit), reading, costs))
+    if targets.iceberg.tables:
+        first = max((root.root_id + 1 for part in parts for root in part.roots), default=0)
+        rule = Rule(request.expiry, (now - _EPOCH) // timedelta(milliseconds=1))
+        parts.append(survey_iceberg(targets.iceberg, rule, reading, costs, first_id=first))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = Survey(
+            [*whole.tables, *part.tables],
+            [*whole.roots, *part.roots],
+            [*whole.units, *part.units],
+            whole.objects.unionByName(part.objects),
+            whole.versions.unionByName(part.versions),
+            whole.references.unionByName(part.references),
+            whole.stems or part.stems,
+        )
+    return whole
+
+
+def _summaries(
+    judged: DataFrame,
+    found: Survey,
+    reading: Reading,
+    costs: Costs,
+    mismatch: PrefixMismatch,
+) -> list[TablePlan]:
     counted: dict[int, list[Any]] = defaultdict(list)
     rows = (
         judged.groupBy("table_id", "verdict", "reason", "kind")
@@ -123,7 +232,59 @@ def _summaries(judged: DataFrame, found: Survey, reading: Reading) -> list[Table
     if any(row.verdict == classification.MISSING for row in rows):
         damage = _damage(classification.really_missing(judged, found.roots, reading.opening))
         states = hold_back(states, damage)
+    if mismatch is PrefixMismatch.ERROR and any(
+        row.reason == FileReason.OTHER_PREFIX for row in rows
+    ):
+        states = hold_back(states, _mismatches(judged, found))
+    if any(_is_old_metadata(row) for row in rows):
+        states = hold_back(states, _strangers(judged, found, reading, costs))
     return [_summary(state, counted[state.table_id]) for state in states]
+
+
+def _is_old_metadata(row: Any) -> bool:
+    goes = row.verdict == Verdict.DELETE.value and row.reason != FileReason.ONLY_REMOVED_VERSIONS
+    return bool(goes and row.kind == FileKind.METADATA.value)
+
+
+def _mismatches(judged: DataFrame, found: Survey) -> dict[int, LakewardenError]:
+    """Say of which tables a file is named with another scheme or authority than it is found by."""
+    rows = (
+        judged.filter(F.col("reason") == FileReason.OTHER_PREFIX.value)
+        .groupBy("table_id")
+        .agg(F.count(F.lit(1)).alias("files"), F.min_by("path", "path").alias("path"),
+             F.first("root_id").alias("root_id"))
+        .collect()
+    )  # fmt: skip
+    places = {root.root_id: root.location.uri for root in found.roots}
+    return {
+        row.table_id: Refused(
+            ErrorKind.PREFIX_MISMATCH,
+            f"{row.files} file(s) such as {places[row.root_id]}/{row.path} are named by the table with "
+            "another scheme or authority; nothing goes: say what is the same with --equal-scheme or "
+            "--equal-authority, or pass --prefix-mismatch ignore (keep them) or delete",
+        )
+        for row in rows
+    }
+
+
+def _strangers(
+    judged: DataFrame, found: Survey, reading: Reading, costs: Costs
+) -> dict[int, LakewardenError]:
+    """Say of which tables the metadata that nothing names is that of another table."""
+    uuids = {s.table_id: s.summary.uuid for s in found.tables if s.summary is not None}
+    rows = snapshots.strangers(judged, found.roots, uuids, reading.opening).collect()
+    costs.add_requests((row.path, row.root_id) for row in rows if row.note == NOTE_REQUESTS)
+    return {
+        row.table_id: Refused(
+            ErrorKind.LOCATION_OVERLAP,
+            f"{row.path} is metadata of another table ({row.found}), which shares this location; its "
+            "files could be taken for orphans, so nothing goes: move one of the tables away",
+        )
+        if row.found
+        else from_text(row.note)
+        for row in rows
+        if row.note != NOTE_REQUESTS
+    }
 
 
 def _damage(lost: DataFrame) -> dict[int, LakewardenError]:
@@ -164,13 +325,18 @@ def _summary(state: TableState, rows: list[Any]) -> TablePlan:
         elif not (row.reason == FileReason.UNKNOWN_KIND and row.kind != FileKind.UNKNOWN):
             files, size = stays.get(row.reason, (0, 0))
             stays[row.reason] = (files + row.files, size + row.bytes)
+    if state.summary is not None:
+        versions_kept = state.summary.kept
+        removal = replace(removal, old_versions_removed=state.summary.going)
     in_use = stays.get(FileReason.IN_USE, (0, 0))
     young = stays.get(FileReason.UNVERIFIED_YOUNG, (0, 0))
     held = state.error is not None or not state.changes
     return TablePlan(
         table_id=state.table_id,
-        table_key=state.root.location.uri,
-        objects=state.seen.objects,
+        table_key=state.table_key,
+        format=state.root.format,
+        objects=state.seen.objects
+        or sum(row.files for row in rows if row.verdict != classification.MISSING),
         versions_kept=versions_kept,
         removal=RemovalStats() if held else removal,
         orphans=0 if held else orphans,
@@ -183,11 +349,19 @@ def _summary(state: TableState, rows: list[Any]) -> TablePlan:
         refs_mark=state.seen.refs_mark,
         manifests_mark=state.seen.manifests_mark,
         uses=tuple(sorted(state.uses)),
-        skipped=None if state.changes else "protected: read, not changed",
+        skipped="protected: read, not changed" if not state.changes else _skipped(state),
         error=None if state.error is None else state.error.message,
         error_kind=None if state.error is None else state.error.kind.value,
         warnings=state.warnings,
+        metadata_location=state.metadata_location,
+        uuid=state.summary.uuid if state.summary else None,
+        expired_refs=state.summary.expired_refs if state.summary else (),
+        pending=state.summary.pending if state.summary else (),
     )
+
+
+def _skipped(state: TableState) -> str | None:
+    return state.summary.skipped if state.summary is not None else None
 
 
 def removal_of(kind: str, files: int, size: int) -> RemovalStats:

@@ -6,18 +6,58 @@ pages of a thousand objects, so small tables share requests instead of costing s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from lakewarden.errors import ErrorKind, LakewardenError, Refused, UsageError
+from lakewarden.formats.iceberg.paths import Equality
+from lakewarden.formats.iceberg.target import SCHEME, CatalogTarget
+from lakewarden.model import Guard, PrefixMismatch
 from lakewarden.pipeline.frames import ReadStores, concurrently
 from lakewarden.pipeline.listing import Unit
 from lakewarden.storage.location import Location
 
+if TYPE_CHECKING:
+    from lakewarden.formats.iceberg.catalog import Lake
+
 #: Ranges a directory of tables is listed in; more of them list in parallel, each costs a page.
 _RANGES_PER_DIRECTORY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergTargets:
+    """Iceberg tables an operation is about."""
+
+    tables: tuple[CatalogTarget, ...] = ()
+    #: Read for what they need, but not changed.
+    protected: tuple[CatalogTarget, ...] = ()
+    #: Patterns of names to leave alone.
+    exclude: tuple[str, ...] = ()
+    guard: Guard = Guard.CATALOG
+    equality: Equality = field(default_factory=Equality)
+    prefix_mismatch: PrefixMismatch = PrefixMismatch.ERROR
+    #: A listing of the bucket that is used instead of LIST requests.
+    inventory: str | None = None
+    #: Only files below this place count as orphans.
+    below: str | None = None
+
+    def storage_options(self, lake: Lake | None) -> dict[str, str]:
+        """Return what the catalogs say about reaching their tables' files."""
+        if lake is None:
+            return {}
+        names = dict.fromkeys(table.catalog for table in (*self.tables, *self.protected))
+        return {k: v for name in names for k, v in lake.storage_options(name).items()}
+
+    def changes(self, table: CatalogTarget) -> bool:
+        if table in self.protected:
+            return False
+        return not any(
+            fnmatch(table.uri, pattern) or fnmatch(table.parts[-1], pattern)
+            for pattern in self.exclude
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +71,7 @@ class Targets:
     protected: tuple[Location, ...] = ()
     #: Patterns of table locations to leave alone; still read for what they need.
     exclude: tuple[str, ...] = ()
+    iceberg: IcebergTargets = field(default_factory=IcebergTargets)
 
     def changes(self, table: Location) -> bool:
         """Tell whether the operation may change this table."""
@@ -42,25 +83,65 @@ class Targets:
         )
 
 
+def open_lake(
+    properties: Mapping[str, str] | None = None, opened: Mapping[str, Any] | None = None
+) -> Lake:
+    """Return the catalogs of PyIceberg's configuration, with further settings for each.
+
+    `opened` are catalogs that the caller has open already, by name.
+    """
+    try:
+        from lakewarden.formats.iceberg.catalog import Lake  # noqa: PLC0415  # loads PyIceberg
+    except ImportError as error:
+        raise UsageError(
+            ErrorKind.CATALOG,
+            f"Iceberg tables need PyIceberg, which does not load ({error}); "
+            "pip install 'pyiceberg[sql-sqlite]', or with the extra for your catalog",
+        ) from error
+    return Lake(properties, opened)
+
+
 def parse_targets(
     targets: Sequence[str],
     *,
     recursive: bool = False,
     protect: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    iceberg: IcebergTargets | None = None,
 ) -> Targets:
-    """Normalise what the user wrote.  The same place in two spellings counts once."""
+    """Normalise what the user wrote.  The same place in two spellings counts once.
+
+    `iceberg` carries the settings for targets in catalogs.
+    """
     if not targets:
         raise UsageError(
             ErrorKind.USAGE, "no target given; name a table, or a directory with --recursive"
         )
-    places = tuple(dict.fromkeys(Location.parse(target) for target in targets))
-    protected = tuple(dict.fromkeys(Location.parse(target) for target in protect))
-    if recursive:
-        return Targets((), (*places, *protected), protected, tuple(exclude))
-    return Targets(
-        (*places, *(p for p in protected if p not in places)), (), protected, tuple(exclude)
+    in_catalogs = replace(
+        iceberg or IcebergTargets(),
+        tables=_named(targets, in_catalogs=True),
+        protected=_named(protect, in_catalogs=True),
+        exclude=tuple(exclude),
     )
+    places, protected = _named(targets, in_catalogs=False), _named(protect, in_catalogs=False)
+    if recursive:
+        return Targets((), (*places, *protected), protected, tuple(exclude), in_catalogs)
+    tables = (*places, *(p for p in protected if p not in places))
+    return Targets(tables, (), protected, tuple(exclude), in_catalogs)
+
+
+def targets_of(keys: Sequence[str]) -> Targets:
+    """Return the tables that a plan names."""
+    return Targets(
+        _named(keys, in_catalogs=False),
+        iceberg=IcebergTargets(_named(keys, in_catalogs=True)),
+    )
+
+
+def _named(targets: Sequence[str], *, in_catalogs: bool) -> tuple[Any, ...]:
+    parse = CatalogTarget.parse if in_catalogs else Location.parse
+    mine = [target for target in targets if target.lower().startswith(SCHEME) is in_catalogs]
+    return tuple(dict.fromkeys(parse(target) for target in mine))
 
 
 def refuse_overlaps(places: Iterable[Location]) -> None:
@@ -99,6 +180,15 @@ def _ranges(directory: Location, stores: ReadStores) -> list[Unit]:
         Unit(directory, after, before, tuple(name[:-1] for name in group))
         for group, (after, before) in zip(groups, pairwise(cuts), strict=True)
     ]
+
+
+def ranges(parent: Location, inside: Iterable[str]) -> list[Unit]:
+    """Cut a directory into ranges that cover the given tables in it, by their paths."""
+    ordered = sorted(inside)
+    size = -(-len(ordered) // _RANGES_PER_DIRECTORY)
+    groups = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    # "0" is the character after "/": all keys of the last table come before it.
+    return [Unit(parent, group[0], f"{group[-1]}0", tuple(group)) for group in groups]
 
 
 def outermost(prefixes: Iterable[str]) -> tuple[list[str], dict[str, str]]:

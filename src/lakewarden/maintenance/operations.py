@@ -11,23 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from pyspark.sql import SparkSession
 
+from lakewarden.formats.iceberg.paths import Equality
 from lakewarden.maintenance import cleanup, fleet, removal
 from lakewarden.maintenance import plan as plans
 from lakewarden.maintenance.cleanup import Cleanup
+from lakewarden.maintenance.fleet import IcebergTargets
 from lakewarden.maintenance.plan import Plan
 from lakewarden.maintenance.removal import Receipt
 from lakewarden.maintenance.safety import MIN_AGE, UNVERIFIED_AFTER, Breakers
 from lakewarden.maintenance.survey import Reading
-from lakewarden.model import MAIN, parse_duration
+from lakewarden.model import MAIN, Guard, PrefixMismatch, parse_duration
 from lakewarden.pipeline.frames import ReadStores, Stores
-from lakewarden.retention import OnTagged, Policy
+from lakewarden.retention import OnTagged
 from lakewarden.storage.opening import Opener
 from lakewarden.world import SystemClock
 
 Duration = timedelta | str
+#: Settings for the catalogs of `iceberg://` targets, or open PyIceberg catalogs by name.
+Catalogs = Mapping[str, Any]
 #: Tasks a stage is cut into, unless the caller knows better.
 TASKS = 16
 
@@ -48,14 +53,21 @@ def plan_cleanup(
     clean_referenced_branches: bool = False,
     expire_detached: bool = False,
     age_from_commit: bool = False,
+    max_ref_age: Duration | None = None,
+    min_snapshots_to_expire: int | None = None,
     recursive: bool = False,
     protect: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    catalog: Catalogs | None = None,
+    guard: str = Guard.CATALOG,
     storage_options: Mapping[str, str] | None = None,
     tasks: int = TASKS,
 ) -> Plan:
     """Plan the removal of old versions; the options are those of `lakewarden cleanup`."""
-    policy = Policy(
+    where = _targets(
+        targets, recursive=recursive, protect=protect, exclude=exclude, guard=Guard(guard)
+    )
+    rules = cleanup.Rules(
         older_than=None if older_than is None else _duration(older_than),
         keep=keep,
         before_version=before_version,
@@ -65,10 +77,14 @@ def plan_cleanup(
         expire_detached=expire_detached,
         branch=branch,
         clean_referenced_branches=clean_referenced_branches,
+        max_ref_age=None if max_ref_age is None else _duration(max_ref_age),
+        min_snapshots_to_expire=min_snapshots_to_expire,
     )
-    request = Cleanup(policy, _duration(unverified_after), delete_unverified, age_from_commit)
-    where = _targets(targets, recursive=recursive, protect=protect, exclude=exclude)
-    reading = _reading(spark, storage_options, tasks)
+    policy, expiry = rules.for_targets(where)
+    request = Cleanup(
+        policy, _duration(unverified_after), delete_unverified, age_from_commit, expiry
+    )
+    reading = _reading(spark, where, catalog, storage_options, tasks)
     return cleanup.plan(where, request, reading, now=reading.clock.now())
 
 
@@ -78,16 +94,33 @@ def plan_orphans(
     *,
     older_than: Duration = UNVERIFIED_AFTER,
     unsafe_below_floor: bool = False,
+    prefix_mismatch: str = PrefixMismatch.ERROR,
+    equal_schemes: Mapping[str, str] | None = None,
+    equal_authorities: Mapping[str, str] | None = None,
+    inventory: str | None = None,
+    location: str | None = None,
     recursive: bool = False,
     protect: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    catalog: Catalogs | None = None,
+    guard: str = Guard.CATALOG,
     storage_options: Mapping[str, str] | None = None,
     tasks: int = TASKS,
 ) -> Plan:
     """Plan the removal of files that no version names; see `lakewarden remove-orphans`."""
     request = cleanup.orphans(_duration(older_than), unsafe_below_floor=unsafe_below_floor)
-    where = _targets(targets, recursive=recursive, protect=protect, exclude=exclude)
-    reading = _reading(spark, storage_options, tasks)
+    where = _targets(
+        targets,
+        recursive=recursive,
+        protect=protect,
+        exclude=exclude,
+        guard=Guard(guard),
+        equality=Equality(equal_schemes or {}, equal_authorities or {}),
+        prefix_mismatch=PrefixMismatch(prefix_mismatch),
+        inventory=inventory,
+        below=location,
+    )
+    reading = _reading(spark, where, catalog, storage_options, tasks)
     return cleanup.plan(where, request, reading, now=reading.clock.now())
 
 
@@ -97,11 +130,13 @@ def execute(
     *,
     breakers: Breakers | None = None,
     rate_limit: float | None = None,
+    catalog: Catalogs | None = None,
     storage_options: Mapping[str, str] | None = None,
     tasks: int = TASKS,
 ) -> Receipt:
     """Delete what the plan says; tables that changed since are left alone and say so."""
-    reading = _reading(spark, storage_options, tasks)
+    where = fleet.targets_of([table.table_key for table in plan.tables])
+    reading = _reading(spark, where, catalog, storage_options, tasks)
     return removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)
 
 
@@ -120,14 +155,37 @@ def save_plan(
 
 
 def _targets(
-    targets: str | Sequence[str], *, recursive: bool, protect: Sequence[str], exclude: Sequence[str]
+    targets: str | Sequence[str],
+    *,
+    recursive: bool,
+    protect: Sequence[str],
+    exclude: Sequence[str],
+    **iceberg: Any,
 ) -> fleet.Targets:
     named = [targets] if isinstance(targets, str) else list(targets)
-    return fleet.parse_targets(named, recursive=recursive, protect=protect, exclude=exclude)
+    return fleet.parse_targets(
+        named,
+        recursive=recursive,
+        protect=protect,
+        exclude=exclude,
+        iceberg=IcebergTargets(**iceberg),
+    )
 
 
-def _reading(spark: SparkSession, options: Mapping[str, str] | None, tasks: int) -> Reading:
-    return Reading(spark, Opener(dict(options or {})), SystemClock(), tasks)
+def _reading(
+    spark: SparkSession,
+    targets: fleet.Targets,
+    catalog: Catalogs | None,
+    options: Mapping[str, str] | None,
+    tasks: int,
+) -> Reading:
+    lake = None
+    if targets.iceberg.tables:
+        properties = {k: v for k, v in (catalog or {}).items() if isinstance(v, str)}
+        opened = {k: v for k, v in (catalog or {}).items() if not isinstance(v, str)}
+        lake = fleet.open_lake(properties, opened)
+    opener = Opener(targets.iceberg.storage_options(lake) | dict(options or {}))
+    return Reading(spark, opener, SystemClock(), tasks, lake=lake)
 
 
 def _duration(value: Duration) -> timedelta:

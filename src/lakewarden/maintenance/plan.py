@@ -19,12 +19,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakewarden.errors import ErrorKind, NotFound, UsageError
-from lakewarden.model import RemovalStats, Verdict
+from lakewarden.model import Format, RemovalStats, Verdict
 from lakewarden.pipeline.frames import ReadStores, Root, Stores, from_micros
 from lakewarden.pipeline.listing import Unit
 from lakewarden.storage.location import Location
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class TablePlan:
 
     table_id: int
     table_key: str
+    format: Format = Format.LANCE
     objects: int = 0
     versions_kept: int = 0
     removal: RemovalStats = field(default_factory=RemovalStats)
@@ -53,11 +54,30 @@ class TablePlan:
     error: str | None = None
     error_kind: str | None = None
     warnings: tuple[str, ...] = ()
+    #: Of an Iceberg table: the metadata file that was read, refs that expire, and records of
+    #: expiries that were not finished.
+    metadata_location: str | None = None
+    uuid: str | None = None
+    expired_refs: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
+
+    @property
+    def commits(self) -> bool:
+        """Whether execution changes the table's metadata before it deletes files."""
+        going = self.removal.old_versions_removed > 0 or bool(self.expired_refs)
+        return self.format is Format.ICEBERG and self.stands and going
+
+    @property
+    def stands(self) -> bool:
+        """Whether nothing holds this table back."""
+        return self.error is None and self.skipped is None
 
     @property
     def goes_ahead(self) -> bool:
         """Whether execution touches this table at all."""
-        return self.error is None and self.skipped is None and self.removal.files_removed > 0
+        return self.stands and (
+            self.removal.files_removed > 0 or self.commits or bool(self.pending)
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -134,7 +154,7 @@ class Plan:
             .select("root_id", "branch", "version", "modified_us", "reasons")
             .collect()
         )
-        keys = {root.root_id: root.location.uri for root in self.roots}
+        keys = {table.table_id: table.table_key for table in self.tables}
         return [
             {
                 "table_key": keys[row.root_id],
@@ -259,7 +279,11 @@ def _header(plan: Plan) -> dict[str, Any]:
         "made_at": plan.made_at.isoformat(),
         "policy": plan.policy,
         "tables": [asdict(table) for table in plan.tables],
-        "roots": [{**asdict(root), "location": root.location.uri} for root in plan.roots],
+        "roots": [
+            {**asdict(root), "location": root.location.uri}
+            for root in plan.roots
+            if root.location.scheme != "iceberg"
+        ],
         "units": [{**asdict(unit), "place": unit.place.uri} for unit in plan.units],
         "directories": [place.uri for place in plan.directories],
         "requests": dict(plan.requests),
@@ -275,12 +299,22 @@ def _table(row: dict[str, Any]) -> TablePlan:
             "removal": removal,
             "warnings": tuple(row["warnings"]),
             "uses": tuple(row["uses"]),
+            "format": Format(row["format"]),
+            "expired_refs": tuple(row["expired_refs"]),
+            "pending": tuple(row["pending"]),
         }
     )
 
 
 def _root(row: dict[str, Any]) -> Root:
-    return Root(**{**row, "location": Location.parse(row["location"])})
+    return Root(
+        **{
+            **row,
+            "location": Location.parse(row["location"]),
+            "format": Format(row["format"]),
+            "partition_fields": tuple(row["partition_fields"]),
+        }
+    )
 
 
 def _unit(row: dict[str, Any]) -> Unit:

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from lakewarden.errors import ErrorKind, Exit, Interrupted, UsageError
 from lakewarden.maintenance.cleanup import removal_of
+from lakewarden.maintenance.committing import Commits, finish, prepare
 from lakewarden.maintenance.dependence import held_by
 from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.safety import MIN_AGE, Breakers
@@ -28,7 +29,7 @@ from lakewarden.maintenance.survey import (
     list_fully,
     tables_in,
 )
-from lakewarden.model import FileKind, RemovalStats
+from lakewarden.model import FileKind, Format, RemovalStats
 from lakewarden.pipeline import deletion, listing, references
 from lakewarden.pipeline.deletion import Pace
 from lakewarden.pipeline.frames import (
@@ -59,6 +60,8 @@ class TableReceipt:
     error_kind: str | None = None
     #: The table changed after the plan was made; planning again will do.
     outdated: bool = False
+    format: Format = Format.LANCE
+    expired_refs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +147,19 @@ def execute(
     going = {table.table_id: table for table in plan.tables if table.goes_ahead}
     outdated: dict[int, str] = {}
     done: list[Row] = []
+    commits = Commits()
     if going:
-        with costs.stage(reading, "check again", f"tables: {len(going):,}"):
-            outdated = _changed_since(plan, reading, costs)
-        going = {number: table for number, table in going.items() if number not in outdated}
+        lance = [table for table in going.values() if table.format is Format.LANCE]
+        if lance:
+            with costs.stage(reading, "check again", f"tables: {len(lance):,}"):
+                outdated = _changed_since(plan, reading, costs)
+        commits = prepare(plan, reading, costs)
+        outdated |= commits.outdated
+        going = {
+            number: table
+            for number, table in going.items()
+            if number not in outdated and number not in commits.failed
+        }
         try:
             done = _delete(plan, going, reading, costs, rate_limit) if going else []
         except PySparkException as error:
@@ -157,9 +169,10 @@ def execute(
                 f"Spark failed while files were being deleted ({first}); some are gone, all of them "
                 "unneeded: run again to remove the rest",
             ) from error
-    return Receipt(
-        plan.operation, _receipts(plan.tables, done, outdated), costs.requests, costs.seconds
-    )
+        unfinished = {row.table_id for row in done if row.outcome == Deletion.FAILED.value}
+        finish(commits, [number for number in going if number not in unfinished], reading, costs)
+    receipts = _receipts(plan.tables, done, outdated, commits)
+    return Receipt(plan.operation, receipts, costs.requests, costs.seconds)
 
 
 def check(plan: Plan, breakers: Breakers) -> None:
@@ -179,10 +192,12 @@ def _delete(
     rate_limit: float | None,
 ) -> list[Row]:
     files = sum(table.removal.files_removed for table in going.values())
+    if not files:
+        return []
     tasks = max(1, min(reading.tasks, files // _FILES_PER_TASK))
     pace = Pace(tasks, rate_limit, reading.clock)
     doomed = _of_tables(plan.deletions, going, plan)
-    is_manifest = F.col("kind") == FileKind.MANIFEST.value
+    is_manifest = deletion.turn() > 0
     size = sum(table.removal.bytes_removed for table in going.values())
     with costs.stage(reading, "delete", f"{files:,} files, {size:,} bytes"):
         if tasks == 1:
@@ -211,7 +226,8 @@ def _of_tables(files: DataFrame, tables: Mapping[int, TablePlan], plan: Plan) ->
 def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]:
     """Return tables whose refs moved, or whose plan a newer version contradicts, with the reason."""
     units = _units_again(plan)
-    roots = [root for root in plan.roots if root.owned]
+    tables = [table for table in plan.tables if table.format is Format.LANCE]
+    roots = [root for root in plan.roots if root.owned and root.format is Format.LANCE]
     newcomers: list[Root] = []
     if plan.directories:
         listed, noted = list_fully(units, reading)
@@ -225,11 +241,11 @@ def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]
     unseen = [error for error in failed if error.kind is not ErrorKind.NOT_FOUND]
     if unseen:
         # What cannot be looked at again may hold a new shallow clone of any table.
-        return {table.table_id: unseen[0].message for table in plan.tables}
+        return {table.table_id: unseen[0].message for table in tables}
     changed: dict[int, str] = {}
     seen = states_in(noted)
     fresh = bool(newcomers)
-    for root, table in zip(roots, plan.tables, strict=True):
+    for root, table in zip(roots, tables, strict=True):
         state = seen.get(root.root_id, State())
         if table.error is None and state.refs_mark != table.refs_mark:
             changed.setdefault(
@@ -268,9 +284,10 @@ def _contradicted(
     )
     costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
     unread = errors_in(noted, "by_root", "key")
-    if any(root.root_id in unread for root in roots[len(plan.tables) :]):
+    lance = [table for table in plan.tables if table.format is Format.LANCE]
+    if any(root.root_id in unread for root in roots[len(lance) :]):
         # A table that appeared meanwhile and cannot be read may need files of any other.
-        return {table.table_id: "a new table could not be read" for table in plan.tables}
+        return {table.table_id: "a new table could not be read" for table in lance}
     own = fresh.select("root_id", F.col("path").alias("key"))
     by_key = named.filter(F.col("key").isNotNull()).select("root_id", "key").unionByName(own)
     by_stem = named.filter(F.col("stem").isNotNull()).select("stem").distinct()
@@ -286,7 +303,7 @@ def _contradicted(
     tables = {root.root_id: root.table_id for root in roots}
     for root_id, error in unread.items():
         # It may be a clone, so its own trouble holds every table back.
-        found |= {table.table_id: error.message for table in plan.tables}
+        found |= {table.table_id: error.message for table in lance}
         found[tables[root_id]] = error.message
     return found
 
@@ -302,7 +319,10 @@ def _units_again(plan: Plan) -> list[Unit]:
         inside = [
             (root, table)
             for root, table in zip(plan.roots, plan.tables, strict=False)
-            if root.owned and root.table_id not in taken and unit.covers(root.location)
+            if root.owned
+            and root.format is Format.LANCE
+            and root.table_id not in taken
+            and unit.covers(root.location)
         ]
         taken.update(root.table_id for root, _ in inside)
         pages = sum(table.objects for _, table in inside) / LIST_PAGE_SIZE
@@ -337,9 +357,14 @@ def _newcomers(plan: Plan, places: Iterable[Location], roots: Sequence[Root]) ->
 
 
 def _receipts(
-    tables: Iterable[TablePlan], done: Iterable[Row], outdated: Mapping[int, str]
+    tables: Iterable[TablePlan],
+    done: Iterable[Row],
+    outdated: Mapping[int, str],
+    commits: Commits,
 ) -> list[TableReceipt]:
-    removed: dict[int, RemovalStats] = {}
+    removed = {
+        number: RemovalStats(old_versions_removed=gone) for number, gone in commits.expired.items()
+    }
     failures: dict[int, tuple[int, str]] = {}
     for row in done:
         if row.outcome == Deletion.DELETED.value:
@@ -360,7 +385,12 @@ def _receipts(
             skipped=table.skipped,
             error=table.error,
             error_kind=table.error_kind,
+            format=table.format,
+            expired_refs=table.expired_refs if table.table_id in commits.expired else (),
         )
+        if table.table_id in commits.failed:
+            trouble = commits.failed[table.table_id]
+            receipt = replace(receipt, error=trouble.message, error_kind=trouble.kind.value)
         if failed:
             message = f"{failed} file(s) could not be deleted ({example}); run again to retry them"
             receipt = replace(receipt, error=message, error_kind=ErrorKind.STORAGE.value)

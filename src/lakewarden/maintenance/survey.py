@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -36,8 +36,12 @@ from lakewarden.pipeline.frames import (
 )
 from lakewarden.pipeline.history import Retention
 from lakewarden.pipeline.listing import Lister, State, Unit, states_in
+from lakewarden.pipeline.snapshots import Summary
 from lakewarden.storage.location import Location
 from lakewarden.world import Clock
+
+if TYPE_CHECKING:
+    from lakewarden.formats.iceberg.catalog import Lake
 
 Progress = Callable[[str, str], None]
 #: Errors of versions whose needs are known, or that nobody can read.
@@ -59,6 +63,8 @@ class Reading:
     clock: Clock
     tasks: int
     progress: Progress = silent
+    #: The catalogs of Iceberg targets.
+    lake: Lake | None = None
 
 
 @dataclass(slots=True)
@@ -95,6 +101,15 @@ class TableState:
     uses: frozenset[int] = frozenset()
     error: LakewardenError | None = None
     warnings: tuple[str, ...] = ()
+    #: What the user calls it, where that is not its location.
+    key: str = ""
+    #: Of an Iceberg table: the metadata file that was read, and what it says.
+    metadata_location: str | None = None
+    summary: Summary | None = None
+
+    @property
+    def table_key(self) -> str:
+        return self.key or self.root.location.uri
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +396,7 @@ def hold_back(
 ) -> list[TableState]:
     """Record errors by root, and keep the files of tables that those tables use."""
     states = _with_errors(states, errors)
-    keys = {state.table_id: state.root.location.uri for state in states}
+    keys = {state.table_id: state.table_key for state in states}
     stopped = [state.table_id for state in states if state.root.root_id in errors]
     held = held_by(stopped, {state.table_id: state.uses for state in states})
     return [

@@ -54,7 +54,6 @@ VERDICTS = (
 def classify(
     objects: DataFrame,
     references: DataFrame,
-    roots: Sequence[Root],
     margin: Margin,
     *,
     stems: bool,
@@ -69,28 +68,31 @@ def classify(
         .agg(
             F.expr("bool_or(kept) AS any_kept"),
             F.expr("bool_or(NOT kept) AS any_going"),
+            F.expr("bool_or(kept AND NOT coalesce(unlisted, false)) AS expected"),
             F.expr("max_by(by_root, kept) AS by_root"),
             F.expr("max_by(version, kept) AS by_version"),
         )
     )
     facts = objects.join(named, on=["root_id", "key"], how="full_outer")
-    protected = "coalesce(any_kept, false)"
+    protected, elsewhere = "coalesce(any_kept, false)", "false"
     if stems:
-        # Random names protect wherever they appear, so the root plays no part in this join.
-        mentioned = references.filter("stem IS NOT NULL AND kept").select("stem").distinct()
-        facts = facts.join(mentioned.selectExpr("stem", "true AS mentioned"), on="stem", how="left")
-        protected = f"({protected} OR mentioned IS NOT NULL)"
-    tables = sum(root.owned for root in roots)
-    extra = "".join(f" WHEN {root.root_id} THEN {root.table_id}" for root in roots[tables:])
+        # These protect wherever they appear, so the root plays no part in this join.
+        mentioned = (
+            references.filter("stem IS NOT NULL AND kept")
+            .groupBy("stem")
+            .agg(F.expr("bool_and(coalesce(unlisted, false)) AS in_doubt"))
+        )
+        facts = facts.join(mentioned, on="stem", how="left")
+        protected = f"({protected} OR NOT coalesce(in_doubt, true))"
+        elsewhere = "coalesce(in_doubt, false)"
     facts = facts.selectExpr(
         "*",
         f"{protected} AS named_by_kept",
         "coalesce(any_going, false) AS named_by_going",
-        f"root_id < {tables} AS owned",
-        f"CASE root_id{extra} ELSE root_id END AS table_id" if extra else "root_id AS table_id",
+        f"{elsewhere} AS named_elsewhere",
     )
     # Transaction files are history, not data: a version reads without its own.
-    lost = "named_by_kept AND owned AND NOT contains(key, '_transactions/')"
+    lost = "expected AND NOT contains(key, '_transactions/')"
     return (
         judged(facts, margin)
         .filter(f"path IS NOT NULL OR ({lost})")
@@ -106,6 +108,7 @@ def classify(
 def judged(facts: DataFrame, margin: Margin) -> DataFrame:
     """Add `verdict` and `reason` to rows with the columns of `verdict.Fact`."""
     now, cutoff = to_micros(margin.now), to_micros(margin.now - margin.unverified_after)
+    unverified = str(margin.delete_unverified).lower()
     kinds = ", ".join(f"'{kind.value}'" for kind in sorted(REMOVABLE))
     cases = (
         (f"kind NOT IN ({kinds})", FileReason.UNKNOWN_KIND),
@@ -117,8 +120,12 @@ def judged(facts: DataFrame, margin: Margin) -> DataFrame:
             f"modified_us IS NULL OR modified_us <= 0 OR modified_us > {now}",
             FileReason.UNKNOWN_AGE,
         ),
+        (
+            f"named_elsewhere AND (modified_us < {cutoff} OR {unverified})",
+            FileReason.OTHER_PREFIX,
+        ),
         (f"modified_us < {cutoff}", FileReason.UNVERIFIED_OLD),
-        (str(margin.delete_unverified).lower(), FileReason.UNVERIFIED_REQUESTED),
+        (unverified, FileReason.UNVERIFIED_REQUESTED),
     )
     reason = " ".join(f"WHEN {condition} THEN '{answer.value}'" for condition, answer in cases)
     goes = ", ".join(f"'{answer.value}'" for answer in _GOES)

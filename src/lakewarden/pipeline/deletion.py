@@ -12,7 +12,7 @@ from itertools import chain, groupby
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from lakewarden.errors import LakewardenError
@@ -47,8 +47,14 @@ RECEIPTS = pa.schema(
 _COLUMNS = ("table_id", "root_id", "path", "kind", "size", "version")
 #: Bulk requests one task keeps in flight.
 _BATCHES_IN_FLIGHT = 16
-#: What becomes of a manifest while something older of its table is still there.
+#: What becomes of a manifest while something that it names is still there.
 HELD = "held"
+#: Files that name others go after those, so that whoever resumes still finds what is left.
+_LATER = {
+    FileKind.MANIFEST: 1,
+    FileKind.MANIFEST_FILE: 1,
+    FileKind.MANIFEST_LIST: 2,
+}
 #: Directories that go when they are empty: of index segments and of blob sidecars.
 _PRUNABLE = re.compile(r"(?:tree/.+/)?(?:_indices/.+|data/[^/]+)", re.DOTALL)
 
@@ -65,7 +71,7 @@ class Pace:
 def delete_content(
     files: DataFrame, roots: Sequence[Root], opening: Opening, pace: Pace
 ) -> DataFrame:
-    """Delete files that are no manifests, in any order; returns RECEIPTS."""
+    """Delete files that name no others, in any order; returns RECEIPTS."""
     cut = files.select(*_COLUMNS).coalesce(pace.tasks)
     return cut.mapInArrow(_deleter(roots, opening, pace), sql(RECEIPTS))
 
@@ -79,9 +85,17 @@ def delete_in_order(
     of which something could not be deleted stay, and are reported as held.
     """
     together = spread(files.select(*_COLUMNS), pace.tasks, "table_id")
-    is_manifest = F.col("kind") == FileKind.MANIFEST.value
-    ordered = together.sortWithinPartitions(is_manifest, "version", "table_id", "path")
+    ordered = together.sortWithinPartitions(turn(), "version", "table_id", "path")
     return ordered.mapInArrow(_deleter(roots, opening, pace), sql(RECEIPTS))
+
+
+def turn() -> Column:
+    """Return when a file's turn to go comes: 0 for all that name no others."""
+    kind = F.col("kind")
+    turns = F.lit(0)
+    for one, number in _LATER.items():
+        turns = F.when(kind == one.value, F.lit(number)).otherwise(turns)
+    return turns
 
 
 def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace) -> Stage:
@@ -92,7 +106,7 @@ def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace) -> Stage:
         size = DELETE_BATCH_MAX if rate is None else max(1, min(DELETE_BATCH_MAX, int(rate)))
         outcome: dict[tuple[object, ...], list[int]] = {}
         rows = (row for batch in incoming for row in batch.to_pylist())
-        for in_order, part in groupby(rows, lambda row: row["kind"] == FileKind.MANIFEST.value):
+        for in_order, part in groupby(rows, lambda row: _LATER.get(FileKind(row["kind"]), 0)):
             groups = _by_store(part, task.roots, size)
             if rate is not None:
                 groups = _paced(groups, rate, pace.clock)

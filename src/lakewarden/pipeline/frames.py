@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 from lakewarden.errors import ErrorKind, LakewardenError, StorageError
+from lakewarden.model import Format
 from lakewarden.storage.location import Location
 from lakewarden.storage.opening import read_only
 from lakewarden.storage.store import ReadStore, Request, Store
@@ -47,6 +48,7 @@ LISTING = pa.schema(
 )
 OBJECTS = pa.schema(
     [
+        ("table_id", pa.int32()),
         ("root_id", pa.int32()),
         ("path", pa.string()),
         ("kind", pa.string()),
@@ -57,6 +59,7 @@ OBJECTS = pa.schema(
         ("detached", pa.bool_()),
         ("size", pa.int64()),
         ("modified_us", pa.int64()),
+        ("owned", pa.bool_()),
         ("unit", pa.int32()),
         ("note", pa.string()),
     ]
@@ -90,12 +93,15 @@ DECISIONS = pa.schema(
         ("note", pa.string()),
     ]
 )
-#: Files named by versions.  `stem` rows protect by name alone, wherever the file lies.
+#: Files named by versions.  `stem` rows protect by name alone, wherever the file lies.  An
+#: `unlisted` reference names a place that was not listed: not to be found tells nothing, and its
+#: stem only casts doubt.
 REFERENCES = pa.schema(
     [
         ("root_id", pa.int32()),
         ("key", pa.string()),
         ("stem", pa.string()),
+        ("unlisted", pa.bool_()),
         ("kept", pa.bool_()),
         ("by_root", pa.int32()),
         ("branch", pa.string()),
@@ -116,6 +122,9 @@ class Root:
     owned: bool = True
     #: An extra base that is a plain directory of data files, not laid out like a table.
     plain: bool = False
+    format: Format = Format.LANCE
+    #: Of an Iceberg table: names of partition fields, which are never hidden.
+    partition_fields: tuple[str, ...] = ()
 
     def key(self, path: str) -> str:
         """Return the store's key of a path below this root."""

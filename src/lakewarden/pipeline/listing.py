@@ -22,8 +22,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from lakewarden.errors import LakewardenError
+from lakewarden.formats.iceberg import layout as iceberg
+from lakewarden.formats.iceberg.paths import comparable
 from lakewarden.formats.lance import layout
-from lakewarden.model import MAIN, FileKind
+from lakewarden.model import MAIN, FileKind, Format
 from lakewarden.pipeline.frames import (
     LISTING,
     NOTE_ERROR,
@@ -251,17 +253,27 @@ def _identifier(stores: Sequence[str], roots: Sequence[Root]) -> Stage:
                 *(column.to_pylist() for column in batch.columns), strict=True
             ):
                 if note is not None:
-                    rows.append((None, None, None, key, *[None] * 4, size, None, unit, note))
+                    rows.append((*[None] * 4, key, *[None] * 4, size, None, None, unit, note))
                     continue
                 root = places.root_of(stores[unit], key)
                 if root is None:
                     continue
                 path = key[len(root.key("")) :]
+                state = states.setdefault(root.root_id, State())
+                if root.format is Format.ICEBERG:
+                    kind = iceberg.classify(path, root.partition_fields)
+                    state.count_iceberg(path, kind, size)
+                    rows.append(
+                        (root.table_id, root.root_id, path, kind.value, comparable(path), comparable(key),
+                         None, None, None, size, modified, root.owned, unit, None)
+                    )  # fmt: skip
+                    continue
                 entry = layout.classify_extra_base(path) if root.plain else layout.classify(path)
-                states.setdefault(root.root_id, State()).count(path, entry, size, modified)
+                state.count(path, entry, size, modified)
                 rows.append(
-                    (root.root_id, path, entry.kind.value, entry.key, layout.stem(entry.key), entry.branch,
-                     entry.version, entry.detached, size, modified, unit, None)
+                    (root.table_id, root.root_id, path, entry.kind.value, entry.key,
+                     layout.stem(entry.key), entry.branch, entry.version, entry.detached, size, modified,
+                     root.owned, unit, None)
                 )  # fmt: skip
             if rows:
                 columns = zip(zip(*rows, strict=True), OBJECTS, strict=True)
@@ -303,6 +315,15 @@ class State:
             self.manifests_mark += _hash(f"{path}\0{size}\0{modified}")
             if entry.branch != MAIN and not path.startswith("tree/"):
                 self.nested = max(self.nested, entry.branch)
+
+    def count_iceberg(self, path: str, kind: FileKind, size: int) -> None:
+        self.objects += 1
+        self.bytes += size
+        if kind is FileKind.METADATA:
+            # A table of its own has its metadata in its own directory.
+            self.nested = max(self.nested, path.rpartition("/")[0].rpartition("metadata")[0])
+        elif kind is FileKind.UNKNOWN and (found := _MANIFEST_PATH.match(path)):
+            self.nested = max(self.nested, found[1] or path)
 
     def __add__(self, other: State) -> State:
         return State(

@@ -61,6 +61,7 @@ def own_manifests(versions: DataFrame) -> DataFrame:
         "root_id",
         F.col("path").alias("key"),
         F.lit(None).cast("string").alias("stem"),
+        F.lit(None).cast("boolean").alias("unlisted"),
         "kept",
         F.col("root_id").alias("by_root"),
         "branch",

@@ -1,0 +1,324 @@
+"""What happens to Iceberg tables between a plan and its deletes: a second look, then the commit.
+
+A table that has changed since it was planned is not lost to this run: if its new snapshots need
+nothing of what is about to go, the plan holds, and the commit is made against the new state.  Only
+a plan that is contradicted is made again.
+
+Before the commit a record is written beside the table's metadata.  It says from which metadata the
+expiry started, so that a run after a crash can find the files that no metadata names any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from lakewarden.errors import Conflict, ErrorKind, LakewardenError
+from lakewarden.formats.iceberg.layout import PENDING
+from lakewarden.formats.iceberg.metadata import Removal, dropped_metadata_files
+from lakewarden.formats.iceberg.paths import Equality, place
+from lakewarden.formats.iceberg.target import CatalogTarget
+from lakewarden.maintenance import fleet
+from lakewarden.maintenance.plan import Plan, TablePlan
+from lakewarden.maintenance.survey import Costs, Reading, errors_in
+from lakewarden.model import Format
+from lakewarden.pipeline import snapshots
+from lakewarden.pipeline.frames import NOTE_REQUESTS, NOTE_TABLE, Stores, concurrently, settle
+from lakewarden.pipeline.snapshots import SNAPSHOT, Rule, Source, Summary, summary_of
+from lakewarden.storage.location import Location
+from lakewarden.storage.store import Deletion
+from lakewarden.world import fresh_id
+
+if TYPE_CHECKING:
+    from lakewarden.formats.iceberg.catalog import Lake, Pointer
+
+#: Catalogs are asked about, and given, so many tables at the same time.
+_TOGETHER = 8
+#: Times a table is looked at and committed to before it is planned again.
+_ATTEMPTS = 4
+
+
+@dataclass(slots=True)
+class Commits:
+    """What became of the Iceberg tables of a plan before its deletes."""
+
+    #: Tables that must be planned again, and why.
+    outdated: dict[int, str] = field(default_factory=dict)
+    #: Tables that failed for another reason.
+    failed: dict[int, LakewardenError] = field(default_factory=dict)
+    #: Snapshots that were taken out of each table's metadata.
+    expired: dict[int, int] = field(default_factory=dict)
+    #: Records to take away once a table's files are gone.
+    records: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def stopped(self) -> set[int]:
+        return {*self.outdated, *self.failed}
+
+
+def prepare(plan: Plan, reading: Reading, costs: Costs) -> Commits:
+    """Look at every Iceberg table of the plan again, and commit what must go before its files."""
+    going = {t.table_id: t for t in plan.tables if t.format is Format.ICEBERG and t.goes_ahead}
+    commits = Commits(records={number: table.pending for number, table in going.items()})
+    if not going:
+        return commits
+    lake = reading.lake or fleet.open_lake()
+    waiting = set(going)
+    ids = _going_ids(plan, [number for number, table in going.items() if table.commits])
+    for attempt in range(_ATTEMPTS):
+        with costs.stage(reading, "check again", f"tables: {len(waiting):,}"):
+            heads = _look(lake, {number: going[number] for number in waiting}, commits)
+            _compare(plan, {n: heads[n] for n in waiting if n in heads}, reading, costs, commits)
+        ready = {n: heads[n] for n in waiting if n in heads and n not in commits.stopped}
+        changing = {n: head for n, head in ready.items() if going[n].commits}
+        if not changing:
+            break
+        with costs.stage(reading, "commit", f"tables: {len(changing):,}"):
+            stores = Stores(reading.opening)
+            work = _Committing(lake, stores, reading, commits)
+            jobs = [(going[n], head, ids.get(n, frozenset())) for n, head in changing.items()]
+            again = concurrently(work.commit, jobs, _TOGETHER)
+            waiting = {number for number in again if number is not None}
+            costs.add_requests((kind.value, n) for kind, n in stores.requests().items())
+        if not waiting:
+            break
+        if attempt == _ATTEMPTS - 1:
+            commits.outdated |= dict.fromkeys(waiting, "others keep committing to it")
+    return commits
+
+
+def finish(commits: Commits, done: Collection[int], reading: Reading, costs: Costs) -> None:
+    """Take away the records of tables whose files are all gone."""
+    stores = Stores(reading.opening)
+    by_store: dict[Location, list[str]] = {}
+    for number in done:
+        for uri in commits.records.get(number, ()):
+            found = place(uri)
+            if found is not None:
+                by_store.setdefault(found.store, []).append(found.key)
+    for store, keys in by_store.items():
+        for start in range(0, len(keys), 1000):
+            stores(store).delete(keys[start : start + 1000])
+        for directory in {key.rpartition("/")[0] for key in keys}:
+            stores(store).prune_directory(directory)
+    costs.add_requests((kind.value, n) for kind, n in stores.requests().items())
+
+
+def _going_ids(plan: Plan, tables: Sequence[int]) -> dict[int, frozenset[int]]:
+    if not tables:
+        return {}
+    rows = (
+        plan.versions.filter(~F.col("kept") & F.col("root_id").isin(list(tables)))
+        .groupBy("root_id")
+        .agg(F.collect_list("version").alias("ids"))
+        .collect()
+    )
+    return {row.root_id: frozenset(row.ids) for row in rows}
+
+
+def _look(lake: Lake, tables: Mapping[int, TablePlan], commits: Commits) -> dict[int, Pointer]:
+    """Ask the catalogs where the tables are now."""
+
+    def ask(number: int) -> tuple[int, Pointer | LakewardenError]:
+        try:
+            return number, lake.locate(CatalogTarget.parse(tables[number].table_key))
+        except LakewardenError as error:
+            return number, error
+
+    heads: dict[int, Pointer] = {}
+    for number, answer in concurrently(ask, sorted(tables), _TOGETHER):
+        if isinstance(answer, LakewardenError):
+            commits.failed[number] = answer
+        else:
+            heads[number] = answer
+    return heads
+
+
+def _compare(
+    plan: Plan,
+    heads: Mapping[int, Pointer],
+    reading: Reading,
+    costs: Costs,
+    commits: Commits,
+) -> None:
+    """Find out whether tables that have changed contradict their plans."""
+    seen = {table.table_id: table.metadata_location for table in plan.tables}
+    moved = {n: head for n, head in heads.items() if head.metadata_location != seen[n]}
+    if not moved:
+        return
+    sources = [Source(n, head.metadata_location, changes=False) for n, head in moved.items()]
+    facts, noted = settle(
+        snapshots.tables(
+            reading.spark, sources, Rule(None, 0), reading.opening, tasks=reading.tasks
+        )
+    )
+    costs.add_requests((row.text, row["size"]) for row in noted if row.note == NOTE_REQUESTS)
+    commits.failed |= errors_in(noted, "table_id", "text")
+    now = {row.table_id: summary_of(row.text) for row in noted if row.note == NOTE_TABLE}
+    commits.outdated |= _replaced(plan, now)
+    still = [n for n in moved if n in now and n not in commits.stopped]
+    if still:
+        second = _SecondLook(plan, reading, costs, facts.filter(F.col("table_id").isin(still)))
+        commits.outdated |= second.contradictions(still)
+        commits.failed |= second.failed
+
+
+def _replaced(plan: Plan, now: Mapping[int, Summary]) -> dict[int, str]:
+    places = {root.root_id: root.location for root in plan.roots}
+    return {
+        number: "it was dropped and made again, or moved, meanwhile"
+        for number, summary in now.items()
+        if place(summary.location) != places[number]
+        or summary.uuid != next(t.uuid for t in plan.tables if t.table_id == number)
+    }
+
+
+@dataclass(slots=True)
+class _SecondLook:
+    """Compares what new snapshots name with what is about to go."""
+
+    plan: Plan
+    reading: Reading
+    costs: Costs
+    facts: DataFrame
+    failed: dict[int, LakewardenError] = field(default_factory=dict)
+
+    def contradictions(self, tables: Iterable[int]) -> dict[int, str]:
+        named = self.facts.filter(F.col("what") == SNAPSHOT)
+        planned = self.plan.versions.select(
+            F.col("root_id").alias("table_id"), "version", F.col("kept").alias("stays")
+        )
+        both = named.join(planned, on=["table_id", "version"], how="full_outer")
+        mine = F.col("table_id").isin(list(tables))
+        going = mine & (F.col("stays") == F.lit(False))
+        reffed = F.col("reasons").contains("tag ") | F.col("reasons").contains("head of")
+        trouble = both.filter(going & (F.col("kept").isNull() | reffed))
+        found = {
+            row.table_id: "a tag or branch was made meanwhile, or somebody else is expiring"
+            for row in trouble.select("table_id").distinct().collect()
+        }
+        fresh = both.filter(mine & F.col("stays").isNull()).select(*self.facts.columns)
+        return found | self._needed(fresh)
+
+    def _needed(self, fresh: DataFrame) -> dict[int, str]:
+        """Open what is new, and find tables of which it names something that is about to go."""
+        places = {root.root_id: root.location for root in self.plan.roots if root.table_id >= 0}
+        opening, tasks = self.reading.opening, self.reading.tasks
+        listed = self._read(
+            snapshots.lists(
+                fresh.withColumn("open", F.lit(True)), places, opening, Equality(), tasks=tasks
+            )
+        )
+        new = fresh.select("table_id", F.col("version").alias("added_by"))
+        manifests = listed.filter(F.col("uri").isNotNull())
+        unknown = manifests.join(new, on=["table_id", "added_by"], how="left_semi").unionByName(
+            manifests.filter(F.col("added_by").isNull())
+        )
+        opened = self._read(
+            snapshots.contents(
+                unknown.withColumn("tables", F.col("table_id").cast("string")),
+                places,
+                opening,
+                Equality(),
+                tasks=tasks,
+            )
+        )
+        outside = {root.location.uri: root.root_id for root in self.plan.roots if root.table_id < 0}
+        needed = listed.unionByName(opened)
+        if outside:
+            cases = "".join(f" WHEN '{uri}' THEN {n}" for uri, n in outside.items())
+            needed = needed.withColumn(
+                "root_id", F.expr(f"coalesce(root_id, CASE store{cases} END)")
+            )
+        hit = self.plan.deletions.join(
+            needed.select("root_id", "key").distinct(), on=["root_id", "key"], how="left_semi"
+        )
+        reason = "a newer snapshot needs files that were about to go"
+        return {row.table_id: reason for row in hit.select("table_id").distinct().collect()}
+
+    def _read(self, stage: DataFrame) -> DataFrame:
+        data, noted = settle(stage)
+        self.costs.add_requests(
+            (row.text, row["size"]) for row in noted if row.note == NOTE_REQUESTS
+        )
+        self.failed |= errors_in(noted, "table_id", "text")
+        return data
+
+
+@dataclass(slots=True)
+class _Committing:
+    """Commits to tables, one at a time each."""
+
+    lake: Lake
+    stores: Stores
+    reading: Reading
+    commits: Commits
+
+    def commit(self, job: tuple[TablePlan, Pointer, frozenset[int]]) -> int | None:
+        """Commit one table's removal; return its number if it must be looked at again."""
+        table, head, ids = job
+        number = table.table_id
+        now_ms = int(self.reading.clock.now().timestamp() * 1000)
+        try:
+            record = self._record(table, head)
+        except LakewardenError as error:
+            self.commits.failed[number] = error
+            return None
+        try:
+            commit = self.lake.committing(head, self.stores)
+            done = commit.remove(Removal(ids, table.expired_refs), now_ms=now_ms)
+        except Conflict:
+            # Certain not to have landed, so there is nothing to resume.
+            self._forget(record)
+            return number
+        except LakewardenError as error:
+            # It may have landed; the record stays, and the next run finds out.
+            self.commits.failed[number] = error
+            return None
+        self.commits.expired[number] = len(ids)
+        self.commits.records[number] = (*table.pending, record)
+        if done.writes_metadata:
+            self._drop(
+                dropped_metadata_files(
+                    done.log_before,
+                    head.metadata_location,
+                    done.log_after,
+                    done.properties,
+                    default_enabled=False,
+                )
+            )
+        return None
+
+    def _record(self, table: TablePlan, head: Pointer) -> str:
+        directory = head.metadata_location.rpartition("/")[0]
+        uri = f"{directory}/{PENDING}/{fresh_id()}.json"
+        found = place(uri)
+        if found is None:
+            raise LakewardenError(
+                ErrorKind.UNKNOWN_SCHEME, f"{uri} lies in no store that can be reached from here"
+            )
+        record = {"format": 1, "table": table.table_key, "metadata": head.metadata_location}
+        self.stores(found).put_if_absent(found.key, json.dumps(record).encode())
+        return uri
+
+    def _forget(self, record: str) -> None:
+        found = place(record)
+        if found is not None:
+            self.stores(found).delete([found.key])
+            self.stores(found).prune_directory(found.parent.path)
+
+    def _drop(self, files: Sequence[str]) -> None:
+        """Delete metadata files that have fallen out of the log; a failure is no harm."""
+        for uri in files:
+            found = place(uri)
+            if found is None:
+                continue
+            for result in self.stores(found).delete([found.key]):
+                if result.outcome is Deletion.FAILED:
+                    self.commits.warnings.append(f"{uri} could not be deleted: {result.error}")

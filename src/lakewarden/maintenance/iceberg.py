@@ -1,0 +1,574 @@
+"""What is there of Iceberg tables: snapshots with their decisions, and the files they name.
+
+Expiry lists nothing: what goes is what going snapshots name and no kept one does.  The lists of
+going snapshots are opened first, together with those of their neighbours; only if something seems
+to go are the lists of all kept snapshots opened, and the manifests that could still name it.
+Removal of orphans opens every list and every manifest once and compares with a listing, or with an
+inventory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+
+from lakewarden.errors import ErrorKind, LakewardenError, Refused, UsageError
+from lakewarden.formats.iceberg.paths import place
+from lakewarden.formats.iceberg.target import CatalogTarget
+from lakewarden.maintenance import fleet
+from lakewarden.maintenance.fleet import IcebergTargets
+from lakewarden.maintenance.survey import (
+    Costs,
+    Reading,
+    Survey,
+    TableState,
+    errors_in,
+    list_fully,
+)
+from lakewarden.model import FileKind, Format, Guard, PrefixMismatch
+from lakewarden.pipeline import inventory, snapshots
+from lakewarden.pipeline.frames import (
+    DECISIONS,
+    NOTE_BASE,
+    NOTE_REQUESTS,
+    NOTE_TABLE,
+    NOTE_WARNING,
+    OBJECTS,
+    REFERENCES,
+    Root,
+    concurrently,
+    frame,
+    settle,
+)
+from lakewarden.pipeline.listing import State, Unit, states_in
+from lakewarden.pipeline.snapshots import FIRST, SECOND, SNAPSHOT, Rule, Source, Summary, summary_of
+from lakewarden.storage.location import Location
+
+if TYPE_CHECKING:
+    from lakewarden.formats.iceberg.catalog import Lake, Pointer
+
+#: Lists or manifests that make it worth another task.
+_OPENED_PER_TASK = 32
+#: Catalogs are asked about so many tables at the same time.
+_ASKED_TOGETHER = 8
+#: Tables in one directory from which on it is listed as a whole.
+_SIBLINGS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A table the catalog knows, with its place in the plan."""
+
+    table_id: int
+    table: CatalogTarget
+    pointer: Pointer | None
+    changes: bool
+    error: LakewardenError | None = None
+    summary: Summary | None = None
+    warning: str | None = None
+
+    def but(self, error: LakewardenError | None) -> _Found:
+        return self if self.error is not None or error is None else replace(self, error=error)
+
+
+def survey_iceberg(
+    targets: IcebergTargets, rule: Rule, reading: Reading, costs: Costs, *, first_id: int
+) -> Survey:
+    """Read the tables.  Trouble with one is that table's: it is recorded, and nothing of it goes."""
+    with costs.stage(reading, "find tables"):
+        found, others = _locate(targets, reading.lake or fleet.open_lake(), first_id)
+    with costs.stage(reading, "read metadata", f"tables: {len(found) + len(others):,}"):
+        facts, found = _read_metadata(found, others, rule, reading, costs)
+    work = _Work(targets, reading, costs, _roots(found, orphans=rule.policy is None))
+    if rule.policy is None:
+        return work.orphans(facts, found)
+    return work.expiry(facts, found)
+
+
+# -- which tables ----------------------------------------------------------------------------------
+
+
+def _locate(
+    targets: IcebergTargets, lake: Lake, first_id: int
+) -> tuple[list[_Found], list[_Found]]:
+    """Ask the catalogs for all targets, and for the tables beside them."""
+    names = list(
+        dict.fromkeys(
+            table
+            for target in (*targets.tables, *targets.protected)
+            for table in lake.tables(target)
+        )
+    )
+    protected = {t for target in targets.protected for t in lake.tables(target)}
+    scope = replace(targets, protected=tuple(protected))
+    found = [
+        _Found(first_id + number, table, pointer, scope.changes(table), error)
+        for number, (table, pointer, error) in enumerate(_pointers(lake, names))
+    ]
+    broken = next((one for one in found if one.table in protected and one.error), None)
+    if broken is not None and broken.error is not None:
+        raise Refused(
+            broken.error.kind,
+            f"the table to protect cannot be read, so nothing goes: {broken.error.message}",
+        )
+    if targets.guard is Guard.TARGETS:
+        return found, []
+    catalogs = dict.fromkeys(name.catalog for name in names)
+    rest = [t for name in catalogs for t in lake.tables(CatalogTarget(name)) if t not in set(names)]
+    first = first_id + len(found)
+    return found, [
+        _Found(first + number, table, pointer, changes=False)
+        for number, (table, pointer, _) in enumerate(_pointers(lake, rest))
+        if pointer is not None
+    ]
+
+
+def _pointers(
+    lake: Lake, tables: Sequence[CatalogTarget]
+) -> Iterable[tuple[CatalogTarget, Pointer | None, LakewardenError | None]]:
+    def locate(
+        table: CatalogTarget,
+    ) -> tuple[CatalogTarget, Pointer | None, LakewardenError | None]:
+        try:
+            return table, lake.locate(table), None
+        except LakewardenError as error:
+            return table, None, error
+
+    return concurrently(locate, tables, _ASKED_TOGETHER)
+
+
+def _read_metadata(
+    found: Sequence[_Found],
+    others: Sequence[_Found],
+    rule: Rule,
+    reading: Reading,
+    costs: Costs,
+) -> tuple[DataFrame, list[_Found]]:
+    sources = [
+        Source(one.table_id, one.pointer.metadata_location, one.changes, only_place=one in others)
+        for one in (*found, *others)
+        if one.pointer is not None
+    ]
+    if not sources:
+        return frame(reading.spark, snapshots.FACTS, []), list(found)
+    facts, noted = settle(
+        snapshots.tables(reading.spark, sources, rule, reading.opening, tasks=reading.tasks)
+    )
+    costs.add_requests((row.text, row["size"]) for row in noted if row.note == NOTE_REQUESTS)
+    failed = errors_in(noted, "table_id", "text")
+    summaries = {row.table_id: summary_of(row.text) for row in noted if row.note == NOTE_TABLE}
+    known = [
+        replace(one, summary=summaries.get(one.table_id)).but(failed.get(one.table_id))
+        for one in (*found, *others)
+    ]
+    held = _overlaps(known)
+    return facts, [one.but(held.get(one.table_id)) for one in known[: len(found)]]
+
+
+def _overlaps(tables: Sequence[_Found]) -> dict[int, LakewardenError]:
+    """Refuse tables that share a place or an identity with another one of the catalog."""
+    held: dict[int, LakewardenError] = {}
+    areas: list[tuple[Location, _Found]] = []
+    by_uuid: dict[str, _Found] = {}
+    for one in tables:
+        if one.summary is None:
+            continue
+        location = place(one.summary.location)
+        if location is None:
+            held[one.table_id] = Refused(
+                ErrorKind.UNKNOWN_SCHEME,
+                f"{one.table.uri} lies at {one.summary.location!r}, in no store that can be reached "
+                "from here; nothing goes",
+            )
+            continue
+        areas.append((location, one))
+        twin = by_uuid.setdefault(one.summary.uuid or one.table.uri, one)
+        if twin is not one:
+            held |= _both(one, twin, "is the same table under another name, or a copy of it")
+    areas.sort(key=lambda area: (area[0].store.uri, f"{area[0].path}/"))
+    above: list[tuple[Location, _Found]] = []
+    for location, one in areas:
+        above = [(outer, t) for outer, t in above if outer == location or outer.contains(location)]
+        for _, other in above:
+            held |= _both(one, other, "lies at the same place, inside or around it")
+        above.append((location, one))
+    return held
+
+
+def _both(one: _Found, other: _Found, why: str) -> dict[int, LakewardenError]:
+    def refusal(this: _Found, that: _Found) -> LakewardenError:
+        return Refused(
+            ErrorKind.LOCATION_OVERLAP,
+            f"{that.table.uri} {why}, so a file of one may be needed by the other; nothing goes: "
+            f"move one away, or set gc.enabled=false on {this.table.uri}",
+        )
+
+    return {one.table_id: refusal(one, other), other.table_id: refusal(other, one)}
+
+
+def _roots(found: Sequence[_Found], *, orphans: bool) -> list[Root]:
+    """Return the places of all tables: where each lies, and where its writers were sent."""
+    roots = []
+    taken: list[Location] = []
+    for one in found:
+        location = place(one.summary.location) if one.summary else None
+        if location is None:
+            # A table that cannot be read has no place; its name stands for it, and nothing of it goes.
+            location = Location("iceberg", one.table.catalog, ".".join(one.table.parts))
+        fields = one.summary.partition_fields if one.summary else ()
+        roots.append(Root(one.table_id, one.table_id, location, format=Format.ICEBERG,
+                          partition_fields=fields))  # fmt: skip
+        taken.append(location)
+    if not orphans:
+        return roots
+    number = max((root.root_id for root in roots), default=0) + 1
+    for one in found:
+        if one.summary is None or one.error is not None or not one.changes:
+            continue
+        for uri in one.summary.places:
+            extra = place(uri)
+            if extra is None or any(_overlap(extra, other) for other in taken):
+                continue
+            taken.append(extra)
+            # Far more roots than tables never come up: numbers of others stay out of the way.
+            roots.append(Root(number + 100_000, one.table_id, extra, format=Format.ICEBERG,
+                              partition_fields=one.summary.partition_fields))  # fmt: skip
+            number += 1
+    return roots
+
+
+def _overlap(one: Location, other: Location) -> bool:
+    return one == other or one.contains(other) or other.contains(one)
+
+
+# -- what they name --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Work:
+    """One survey under way."""
+
+    targets: IcebergTargets
+    reading: Reading
+    costs: Costs
+    roots: list[Root]
+
+    @property
+    def _places(self) -> dict[int, Location]:
+        return {r.root_id: r.location for r in self.roots if r.location.scheme != "iceberg"}
+
+    def expiry(self, facts: DataFrame, found: list[_Found]) -> Survey:
+        """Find out which files only going snapshots name."""
+        active = [
+            one.table_id
+            for one in found
+            if one.error is None
+            and one.summary is not None
+            and (one.summary.going or one.summary.resumed)
+        ]
+        beside = [one.table_id for one in found if not one.changes and one.error is None]
+        notes: list[Row] = []
+        named = frame(self.reading.spark, snapshots.NAMED, [])
+        if active:
+            number = sum(
+                one.summary.going + one.summary.resumed
+                for one in found
+                if one.table_id in active and one.summary
+            )
+            mine = facts.filter(F.col("table_id").isin(active))
+            with self.costs.stage(self.reading, "read manifest lists"):
+                named, notes = self._lists(
+                    mine.withColumn(
+                        "open", (F.col("round") == FIRST) & (F.col("what") == SNAPSHOT)
+                    ),
+                    number,
+                )
+                doomed = [
+                    row.table_id for row in _doomed(named).select("table_id").distinct().collect()
+                ]
+                if doomed:
+                    late = facts.filter(
+                        (F.col("round") == SECOND) & F.col("table_id").isin(doomed)
+                        | F.col("table_id").isin(beside)
+                    ).withColumn("open", F.col("what") == SNAPSHOT)
+                    rest, more = self._lists(late, number)
+                    named, notes = named.unionByName(rest), notes + more
+            if doomed:
+                with self.costs.stage(self.reading, "read manifests"):
+                    contents, more = self._contents(_worth_opening(named, beside))
+                    named, notes = named.unionByName(contents), notes + more
+        self._give_roots_to(notes)
+        named = self._rooted(named)
+        going = named.filter(~F.col("kept") & F.col("root_id").isNotNull())
+        objects = going.groupBy("root_id", "key").agg(
+            F.min("table_id").alias("table_id"),
+            F.min("path").alias("path"),
+            F.max("kind").alias("kind"),
+            F.max("size").alias("size"),
+            F.min("version").alias("version"),
+        )
+        return self._survey(
+            found, facts, _as_objects(objects), self._references(named, listed=False), notes
+        )
+
+    def orphans(self, facts: DataFrame, found: list[_Found]) -> Survey:
+        """Find out which files any snapshot names, and list what is there."""
+        readable = [one.table_id for one in found if one.error is None and one.summary is not None]
+        changing = [one for one in found if one.table_id in readable and one.changes]
+        with self.costs.stage(self.reading, "list"):
+            objects, states, failed = self._listed(changing)
+        number = sum(one.summary.kept for one in found if one.summary)
+        mine = facts.filter(F.col("table_id").isin(readable))
+        with self.costs.stage(self.reading, "read manifest lists"):
+            named, notes = self._lists(mine.withColumn("open", F.col("what") == SNAPSHOT), number)
+        with self.costs.stage(self.reading, "read manifests"):
+            contents, more = self._contents(_once(named))
+            named, notes = named.unionByName(contents), notes + more
+        self._give_roots_to(notes)
+        # An inventory lacks what is younger than itself.
+        listed = self.targets.inventory is None
+        references = self._references(self._rooted(named), listed=listed)
+        found = [one.but(failed.get(one.table_id)) for one in found]
+        return self._survey(found, facts, objects, references, notes, states)
+
+    def _lists(self, facts: DataFrame, number: int) -> tuple[DataFrame, list[Row]]:
+        tasks = max(1, min(self.reading.tasks, number // _OPENED_PER_TASK))
+        return self._settled(
+            snapshots.lists(
+                facts, self._places, self.reading.opening, self.targets.equality, tasks=tasks
+            )
+        )
+
+    def _contents(self, manifests: DataFrame) -> tuple[DataFrame, list[Row]]:
+        return self._settled(
+            snapshots.contents(
+                manifests,
+                self._places,
+                self.reading.opening,
+                self.targets.equality,
+                tasks=self.reading.tasks,
+            )
+        )
+
+    def _settled(self, stage: DataFrame) -> tuple[DataFrame, list[Row]]:
+        data, noted = settle(stage)
+        self.costs.add_requests(
+            (row.text, row["size"]) for row in noted if row.note == NOTE_REQUESTS
+        )
+        return data, noted
+
+    def _give_roots_to(self, notes: Iterable[Row]) -> None:
+        """Give the stores in which files lie that are under no table a root each."""
+        stores = sorted({row.store for row in notes if row.note == NOTE_BASE and row.store})
+        number = max(root.root_id for root in self.roots) + 1
+        for step, uri in enumerate(stores):
+            self.roots.append(
+                Root(number + step, -1, Location.parse(uri), owned=False, format=Format.ICEBERG)
+            )
+
+    def _rooted(self, named: DataFrame) -> DataFrame:
+        outside = [root for root in self.roots if root.table_id < 0]
+        cases = "".join(f" WHEN '{root.location.uri}' THEN {root.root_id}" for root in outside)
+        elsewhere = f"CASE store{cases} END" if cases else "CAST(NULL AS INT)"
+        return named.withColumn("inside", F.col("root_id").isNotNull()).withColumn(
+            "root_id", F.coalesce("root_id", F.expr(elsewhere))
+        )
+
+    def _references(self, named: DataFrame, *, listed: bool) -> DataFrame:
+        """Return what the verdict compares with."""
+        doubtful = self.targets.prefix_mismatch is not PrefixMismatch.DELETE
+        says_where = "store IS NULL OR store != ''"
+        stem = (
+            "CASE WHEN kept THEN bare END"
+            if doubtful
+            else f"CASE WHEN kept AND NOT ({says_where}) THEN bare END"
+        )
+        # Files that metadata merely remembers may well be gone.
+        expected = f"inside AND kind != '{FileKind.METADATA.value}'" if listed else "false"
+        return named.selectExpr(
+            "root_id",
+            "CASE WHEN root_id IS NOT NULL THEN key END AS key",
+            f"{stem} AS stem",
+            f"CASE WHEN bare IS NULL THEN NOT ({expected}) ELSE ({says_where}) END AS unlisted",
+            "kept",
+            "table_id AS by_root",
+            "CAST(NULL AS STRING) AS branch",
+            "version",
+            "CAST(NULL AS STRING) AS note",
+        ).select(*REFERENCES.names)
+
+    def _listed(
+        self, found: Sequence[_Found]
+    ) -> tuple[DataFrame, dict[int, State], dict[int, LakewardenError]]:
+        """List, or take from an inventory, everything under the tables' places."""
+        mine = {one.table_id for one in found}
+        roots = [root for root in self.roots if root.table_id in mine]
+        if not roots:
+            return frame(self.reading.spark, OBJECTS, []), {}, {}
+        if self.targets.inventory is not None:
+            units = [Unit(root.location) for root in roots]
+            objects, noted = inventory.read(
+                self.targets.inventory,
+                roots,
+                self.reading.spark,
+                self.reading.opening,
+                tasks=self.reading.tasks,
+            )
+        else:
+            units = self._units(roots)
+            objects, noted = list_fully(units, self.reading, roots)
+        if self.targets.below is not None:
+            objects = _below(objects, roots, self.targets.below)
+        self.costs.add_requests(
+            (row.key, row["size"]) for row in noted if row.note == NOTE_REQUESTS
+        )
+        failed = errors_in(noted, "unit", "key")
+        states = states_in(noted)
+        errors: dict[int, LakewardenError] = {}
+        for root in roots:
+            covering = [
+                error for number, error in failed.items() if units[number].covers(root.location)
+            ]
+            if covering:
+                errors[root.table_id] = covering[0]
+            nested = states.get(root.root_id, State()).nested
+            if nested:
+                errors.setdefault(root.table_id, _nested(root, nested))
+        return objects, states, errors
+
+    def _units(self, roots: Sequence[Root]) -> list[Unit]:
+        """Return the listings that cover all roots: of a whole directory where many lie in it."""
+        parents: dict[Location, list[Root]] = {}
+        for root in roots:
+            parents.setdefault(root.location.parent, []).append(root)
+        units: list[Unit] = []
+        for parent, inside in parents.items():
+            alone = (
+                len(inside) < _SIBLINGS or self.targets.guard is Guard.TARGETS or not parent.path
+            )
+            units += (
+                [Unit(root.location) for root in inside]
+                if alone
+                else fleet.ranges(parent, (root.location.path for root in inside))
+            )
+        return units
+
+    def _survey(
+        self,
+        found: Sequence[_Found],
+        facts: DataFrame,
+        objects: DataFrame,
+        references: DataFrame,
+        notes: Sequence[Row],
+        states: Mapping[int, State] | None = None,
+    ) -> Survey:
+        failed = errors_in(notes, "table_id", "text")
+        warned = errors_in(notes, "table_id", "text", NOTE_WARNING)
+        by_id = {root.root_id: root for root in self.roots}
+        tables = []
+        for one in found:
+            one = one.but(failed.get(one.table_id))  # noqa: PLW2901
+            warning = warned.get(one.table_id)
+            tables.append(
+                TableState(
+                    one.table_id,
+                    by_id[one.table_id],
+                    one.changes,
+                    (states or {}).get(one.table_id, State()),
+                    error=one.error,
+                    warnings=() if warning is None else (warning.message,),
+                    key=one.table.uri,
+                    metadata_location=one.pointer.metadata_location if one.pointer else None,
+                    summary=one.summary,
+                )
+            )
+        bases = any(row.note == NOTE_BASE for row in notes)
+        return Survey(tables, self.roots, [], objects, _decisions(facts), references, bases)
+
+
+def _doomed(named: DataFrame) -> DataFrame:
+    """Return the manifests that no kept snapshot names, as far as lists have been opened."""
+    return _once(named).filter(~F.col("kept"))
+
+
+def _once(named: DataFrame) -> DataFrame:
+    """Return every manifest once, with all tables that name it."""
+    manifests = named.filter(F.col("uri").isNotNull())
+    return manifests.groupBy(F.coalesce("store", "uri").alias("store"), "root_id", "key").agg(
+        F.bool_or("kept").alias("kept"),
+        F.min("uri").alias("uri"),
+        F.max("entries").alias("entries"),
+        F.max("size").alias("size"),
+        F.max("content").alias("content"),
+        F.max("version").alias("version"),
+        F.min("table_id").alias("table_id"),
+        F.expr("array_join(array_sort(collect_set(table_id)), ',')").alias("tables"),
+    )
+
+
+def _worth_opening(named: DataFrame, beside: Sequence[int]) -> DataFrame:
+    """Return going manifests, and kept ones that may name the same files: of the same content."""
+    manifests = _once(named)
+    doomed = manifests.filter(~F.col("kept"))
+    wanted = doomed.select("table_id", "content").distinct()
+    kept = manifests.filter(F.col("kept"))
+    same = kept.join(wanted, on=["table_id", "content"], how="left_semi")
+    if beside:
+        shared = F.arrays_overlap(F.split("tables", ","), F.array(*[F.lit(str(n)) for n in beside]))
+        same = same.unionByName(kept.filter(shared)).distinct()
+    return doomed.unionByName(same)
+
+
+def _as_objects(going: DataFrame) -> DataFrame:
+    """Give named files the columns of listed ones; their age plays no part."""
+    made = {
+        name: f"CAST(NULL AS {_SQL[str(kind)]}) AS {name}"
+        for name, kind in zip(OBJECTS.names, OBJECTS.types, strict=True)
+    }
+    made |= {name: name for name in ("table_id", "root_id", "path", "kind", "key", "version")}
+    made |= {"owned": "true AS owned", "size": "coalesce(size, 0) AS size"}
+    return going.selectExpr(*(made[name] for name in OBJECTS.names))
+
+
+_SQL = {"int32": "INT", "int64": "BIGINT", "string": "STRING", "bool": "BOOLEAN"}
+
+
+def _decisions(facts: DataFrame) -> DataFrame:
+    decided = facts.filter((F.col("what") == SNAPSHOT) & F.col("reasons").isNotNull())
+    return decided.selectExpr(
+        "table_id AS root_id",
+        "branch",
+        "version",
+        "false AS detached",
+        "uri AS path",
+        "modified_us",
+        "kept",
+        "reasons",
+        "true AS must_open",
+        "CAST(NULL AS STRING) AS note",
+    ).select(*DECISIONS.names)
+
+
+def _below(objects: DataFrame, roots: Sequence[Root], below: str) -> DataFrame:
+    """Leave only objects under the given place, which must be part of one of the tables."""
+    wanted = place(below)
+    for root in roots:
+        if wanted is not None and (root.location == wanted or root.location.contains(wanted)):
+            inside = root.location.relative(wanted)
+            mine = F.col("root_id") == root.root_id
+            return objects.filter(mine & F.col("path").startswith(f"{inside}/" if inside else ""))
+    raise UsageError(
+        ErrorKind.USAGE, f"--location {below} is not inside any of the tables; give a place that is"
+    )
+
+
+def _nested(root: Root, nested: str) -> LakewardenError:
+    return Refused(
+        ErrorKind.LOCATION_OVERLAP,
+        f"another table lies inside {root.location.uri} ({nested.strip('/')}), so its files could be "
+        "taken for this table's; nothing goes: move one of them away",
+    )

@@ -1,0 +1,649 @@
+"""Iceberg tables: their snapshots, what expiry decides about them, and the files they name.
+
+Three stages, each a frame in and a frame out:
+
+1. `tables` opens each table's metadata file: one row per snapshot with its decision, and one per
+   file that the metadata itself names.
+2. `lists` opens manifest lists and says which manifests there are.  A manifest is shared by many
+   snapshots; the caller keeps each once.
+3. `contents` opens manifests and says which files they name.
+
+Everything that names a file says where it is in the same columns (NAMED).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Refused
+from lakewarden.expiry import ExpiryPolicy, check_collectable, decide, encrypted, rules_for
+from lakewarden.formats.iceberg.layout import PENDING
+from lakewarden.formats.iceberg.manifests import read_manifest_list, read_manifests
+from lakewarden.formats.iceberg.metadata import TableMetadata, parse
+from lakewarden.formats.iceberg.paths import Equality, Places, place, place_all
+from lakewarden.model import FileKind, Verdict
+from lakewarden.pipeline.frames import (
+    NOTE_BASE,
+    NOTE_ERROR,
+    NOTE_REQUESTS,
+    NOTE_TABLE,
+    NOTE_WARNING,
+    Opening,
+    ReadStores,
+    Root,
+    Stage,
+    as_text,
+    batches,
+    concurrently,
+    frame,
+    spread,
+    sql,
+)
+from lakewarden.storage.location import Location
+
+Row = dict[str, Any]
+#: What a row of FACTS is about.
+SNAPSHOT, MANIFEST, FILE = "snapshot", "manifest", "file"
+#: When a manifest list is opened: at once, or only if something could go that it may still name.
+FIRST, SECOND = 1, 2
+#: Manifests that one task decodes at a time.
+_DECODED_TOGETHER = 64
+_CONTENT_KINDS = (FileKind.DATA, FileKind.POSITION_DELETE, FileKind.EQUALITY_DELETE)
+_DELETED = 2
+#: Properties that put files elsewhere than under the table's location.
+_PLACES = (
+    "write.data.path",
+    "write.object-storage.path",
+    "write.folder-storage.path",
+    "write.metadata.path",
+)
+#: Metadata files of one table that are opened before any of them goes.
+_SUSPECTS = 4
+_STRANGERS = pa.schema(
+    [
+        ("table_id", pa.int32()),
+        ("root_id", pa.int32()),
+        ("path", pa.string()),
+        ("found", pa.string()),
+        ("note", pa.string()),
+    ]
+)
+_TABLES = pa.schema([("table_id", pa.int32()), ("uri", pa.string()), ("role", pa.string())])
+FACTS = pa.schema(
+    [
+        ("table_id", pa.int32()),
+        ("what", pa.string()),
+        ("version", pa.int64()),
+        ("branch", pa.string()),
+        ("uri", pa.string()),
+        ("kind", pa.string()),
+        ("size", pa.int64()),
+        ("modified_us", pa.int64()),
+        ("kept", pa.bool_()),
+        ("reasons", pa.string()),
+        ("round", pa.int32()),
+        ("text", pa.string()),
+        ("note", pa.string()),
+    ]
+)
+#: A named file and where it is: below a root, elsewhere in a store, or (store null) out of reach.
+NAMED = pa.schema(
+    [
+        ("table_id", pa.int32()),
+        ("root_id", pa.int32()),
+        ("store", pa.string()),
+        ("path", pa.string()),
+        ("key", pa.string()),
+        ("bare", pa.string()),
+        ("kind", pa.string()),
+        ("size", pa.int64()),
+        ("kept", pa.bool_()),
+        ("version", pa.int64()),
+        ("uri", pa.string()),
+        ("content", pa.int32()),
+        ("entries", pa.int64()),
+        ("added_by", pa.int64()),
+        ("text", pa.string()),
+        ("note", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A table to read: everything of it, or only where it lies."""
+
+    table_id: int
+    metadata_location: str
+    #: Whether the operation may change it; otherwise all its snapshots stay.
+    changes: bool = True
+    #: Only its location is wanted, to see whether it overlaps with others.
+    only_place: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How snapshots are decided: by a policy, or (None) everything stays."""
+
+    policy: ExpiryPolicy | None
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the driver needs to know of one table."""
+
+    location: str
+    uuid: str | None = None
+    #: Other places its writers are told to use.
+    places: tuple[str, ...] = ()
+    partition_fields: tuple[str, ...] = ()
+    kept: int = 0
+    going: int = 0
+    expired_refs: tuple[str, ...] = ()
+    skipped: str | None = None
+    #: Records of expiries that were committed, or about to be, and not finished.
+    pending: tuple[str, ...] = ()
+    #: Snapshots that went earlier and left files.
+    resumed: int = 0
+
+
+def tables(
+    spark: SparkSession, sources: Sequence[Source], rule: Rule, opening: Opening, *, tasks: int
+) -> DataFrame:
+    """Open the metadata of every source; returns FACTS, with one note per table."""
+    rows = [
+        {
+            "table_id": source.table_id,
+            "uri": source.metadata_location,
+            "role": "place" if source.only_place else "change" if source.changes else "read",
+        }
+        for source in sources
+    ]
+    cut = spread(frame(spark, _TABLES, rows), min(tasks, -(-len(rows) // 16)))
+    return cut.mapInArrow(_table_reader(rule, opening), sql(FACTS))
+
+
+def lists(
+    facts: DataFrame,
+    places: Mapping[int, Location],
+    opening: Opening,
+    equality: Equality,
+    *,
+    tasks: int,
+) -> DataFrame:
+    """Open the manifest lists of snapshots (rows of FACTS with `open`); returns NAMED."""
+    cut = spread(
+        facts.select("table_id", "what", "version", "uri", "kind", "size", "kept", "open"), tasks
+    )
+    return cut.mapInArrow(_list_reader(places, opening, equality), sql(NAMED))
+
+
+def contents(
+    manifests: DataFrame,
+    places: Mapping[int, Location],
+    opening: Opening,
+    equality: Equality,
+    *,
+    tasks: int,
+) -> DataFrame:
+    """Open manifests (`tables`: the ids of all tables that share it); returns NAMED."""
+    cut = spread(manifests.select("tables", "version", "uri", "kept", "entries", "size"), tasks)
+    return cut.mapInArrow(_content_reader(places, opening, equality), sql(NAMED))
+
+
+def strangers(
+    judged: DataFrame, roots: Sequence[Root], uuids: Mapping[int, str | None], opening: Opening
+) -> DataFrame:
+    """Look into metadata files that are about to go, and return those of other tables.
+
+    Every table numbers its metadata files.  Two with one number may come from two tables, so those
+    are opened first; then the newest.  A few per table are enough to notice.
+    """
+    number = F.regexp_extract("path", r"([0-9]+)-[^/]*$", 1)
+    metadata = judged.filter(F.col("kind") == FileKind.METADATA.value)
+    twins = F.count(F.lit(1)).over(Window.partitionBy("table_id", number))
+    first = Window.partitionBy("table_id").orderBy(F.desc("twins"), F.desc("modified_us"))
+    suspects = (
+        metadata.withColumn("twins", twins)
+        .filter(F.col("verdict") == Verdict.DELETE.value)
+        .withColumn("rank", F.row_number().over(first))
+        .filter(F.col("rank") <= _SUSPECTS)
+    )
+    places = {root.root_id: root for root in roots}
+
+    def look(stores: ReadStores, row: Row) -> Row | None:
+        root = places[row["root_id"]]
+        try:
+            found = parse(stores(root.location).get(root.key(row["path"])), row["path"])
+        except NotFound:
+            return None
+        except Damaged:
+            # What cannot be read belongs to nobody.
+            return None
+        except LakewardenError as error:
+            return {**row, "note": as_text(error)}
+        return None if found.uuid == uuids.get(row["table_id"]) else {**row, "found": found.uuid}
+
+    def look_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = (row for batch in incoming for row in batch.to_pylist())
+        stores = ReadStores(opening)
+        yield from batches(filter(None, concurrently(partial(look, stores), rows)), _STRANGERS)
+        counted = stores.requests().items()
+        noted = [{"path": kind.value, "root_id": n, "note": NOTE_REQUESTS} for kind, n in counted]
+        yield from batches(noted, _STRANGERS)
+
+    return suspects.select("table_id", "root_id", "path").mapInArrow(look_batches, sql(_STRANGERS))
+
+
+# -- metadata ------------------------------------------------------------------------------------
+
+
+def _table_reader(rule: Rule, opening: Opening) -> Stage:
+    def read_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        stores = ReadStores(opening)
+        rows = (row for batch in incoming for row in batch.to_pylist())
+        for found in concurrently(partial(_read_table, rule, stores), rows):
+            yield from batches(found, FACTS)
+        yield from batches(
+            [
+                {"text": kind.value, "size": number, "note": NOTE_REQUESTS}
+                for kind, number in stores.requests().items()
+            ],
+            FACTS,
+        )
+
+    return read_batches
+
+
+def _read_table(rule: Rule, stores: ReadStores, row: Row) -> list[Row]:
+    number = {"table_id": row["table_id"]}
+    try:
+        metadata = parse(_get(stores, row["uri"]), row["uri"])
+        if row["role"] == "place":
+            return [_note(_summary(metadata), number)]
+        reading = _TableReading(metadata, row["uri"], rule if row["role"] == "change" else None)
+        if reading.expires:
+            reading.resume(stores)
+        return [{**fact, **number} for fact in reading.facts()]
+    except LakewardenError as error:
+        return [{**number, "text": as_text(error), "note": NOTE_ERROR}]
+
+
+class _TableReading:
+    """One table's metadata, decided."""
+
+    def __init__(self, metadata: TableMetadata, uri: str, rule: Rule | None) -> None:
+        if rule is not None:
+            check_collectable(metadata.properties)
+        self._metadata = metadata
+        self._uri = uri
+        policy = rule.policy if rule is not None else None
+        self._skipped = encrypted(metadata.properties) if rule is not None else None
+        rules = rules_for(metadata.properties, policy) if policy and not self._skipped else None
+        self.expires = rules is not None
+        self._expiry = decide(metadata.history(), rules, rule.now_ms if rule else 0)
+        self._stays = {one.snapshot.snapshot_id for one in self._expiry.decisions if one.keep}
+        self._pending: list[str] = []
+        self._earlier: dict[int, TableMetadata] = {}
+
+    def resume(self, stores: ReadStores) -> None:
+        """Find expiries that were committed but not finished: their files are still there."""
+        directory = _placed(f"{self._uri.rpartition('/')[0]}/{PENDING}")
+        found = stores(directory).list(directory.path)
+        for key in [key for batch in found for key in batch.column("key").to_pylist()]:
+            uri = Location(directory.scheme, directory.authority, key).uri
+            self._pending.append(uri)
+            try:
+                record = json.loads(stores(directory).get(key))
+                earlier = parse(_get(stores, record["metadata"]), record["metadata"])
+            except (NotFound, ValueError, KeyError):
+                # Without the metadata of that time nothing tells what was left; such files are
+                # for the removal of orphans.
+                continue
+            if earlier.uuid == self._metadata.uuid:
+                self._earlier[len(self._earlier)] = earlier
+
+    def facts(self) -> Iterator[Row]:
+        yield from self._snapshots()
+        yield from self._files()
+        yield _note(
+            _summary(
+                self._metadata,
+                kept=len(self._stays),
+                going=len(self._expiry.decisions) - len(self._stays),
+                expired_refs=self._expiry.expired_refs,
+                skipped=self._skipped or self._expiry.skipped,
+                pending=tuple(self._pending),
+                resumed=len(self._gone_before()),
+            ),
+            {},
+        )
+
+    def _snapshots(self) -> Iterator[Row]:
+        stored = {one.snapshot_id: one for one in self._metadata.snapshots}
+        near = self._neighbours()
+        for decision in self._expiry.decisions:
+            one = stored[decision.snapshot.snapshot_id]
+            row = {
+                "version": one.snapshot_id,
+                "branch": decision.branch,
+                "kept": decision.keep,
+                "modified_us": one.timestamp_ms * 1000,
+                "reasons": "; ".join(decision.reasons),
+                "round": FIRST if not decision.keep or one.snapshot_id in near else SECOND,
+            }
+            yield from _named_lists(one, row)
+        for one in self._gone_before().values():
+            yield from _named_lists(
+                one, {"version": one.snapshot_id, "kept": False, "round": FIRST}
+            )
+
+    def _neighbours(self) -> set[int]:
+        """Return the kept snapshots next to going ones: most likely to share their manifests.
+
+        Which lists are opened first decides only about requests.  If everything that going lists
+        name is in these, nothing can go and the other lists need not be opened at all.
+        """
+        if not self.expires:
+            return self._stays
+        near: set[int] = set()
+        for one in self._metadata.snapshots:
+            here, parent = one.snapshot_id in self._stays, one.parent_id in self._stays
+            if here and one.parent_id is not None and not parent:
+                near.add(one.snapshot_id)
+            elif parent and not here and one.parent_id is not None:
+                near.add(one.parent_id)
+        return near
+
+    def _gone_before(self) -> dict[int, Any]:
+        current = {one.snapshot_id for one in self._metadata.snapshots}
+        return {
+            one.snapshot_id: one
+            for earlier in self._earlier.values()
+            for one in earlier.snapshots
+            if one.snapshot_id not in current
+        }
+
+    def _files(self) -> Iterator[Row]:
+        for uri in dict.fromkeys([*self._metadata.metadata_log, self._uri]):
+            yield _file(uri, FileKind.METADATA, kept=True)
+        statistics = (*self._metadata.statistics, *self._metadata.partition_statistics)
+        listed = {one.snapshot_id for one in self._metadata.snapshots}
+        for one in statistics:
+            stays = one.snapshot_id in self._stays or one.snapshot_id not in listed
+            yield _file(one.path, FileKind.STATISTICS, kept=stays, size=one.size)
+        gone = self._gone_before()
+        for earlier in self._earlier.values():
+            for one in (*earlier.statistics, *earlier.partition_statistics):
+                if one.snapshot_id in gone:
+                    yield _file(one.path, FileKind.STATISTICS, kept=False, size=one.size)
+
+
+def _named_lists(one: Any, row: Row) -> Iterator[Row]:
+    if one.manifest_list is not None:
+        yield {**row, "what": SNAPSHOT, "uri": one.manifest_list}
+        return
+    # Old writers named manifests in the metadata itself.
+    yield {**row, "what": SNAPSHOT, "uri": None}
+    for uri in one.manifests:
+        yield {"what": MANIFEST, "version": one.snapshot_id, "uri": uri, "kept": row["kept"],
+               "round": FIRST}  # fmt: skip
+
+
+def _file(uri: str, kind: FileKind, *, kept: bool, size: int | None = None) -> Row:
+    return {
+        "what": FILE,
+        "uri": uri,
+        "kind": kind.value,
+        "kept": kept,
+        "size": size,
+        "round": FIRST,
+    }
+
+
+def _summary(metadata: TableMetadata, **found: Any) -> Summary:
+    places = tuple(
+        dict.fromkeys(metadata.properties[name] for name in _PLACES if name in metadata.properties)
+    )
+    return Summary(metadata.location, metadata.uuid, places, metadata.partition_fields, **found)
+
+
+def _note(summary: Summary, number: Row) -> Row:
+    return {**number, "text": json.dumps(asdict(summary)), "note": NOTE_TABLE}
+
+
+def summary_of(text: str) -> Summary:
+    """Read a table's note."""
+    found = json.loads(text)
+    for name in ("places", "partition_fields", "expired_refs", "pending"):
+        found[name] = tuple(found[name])
+    return Summary(**found)
+
+
+# -- manifest lists and manifests ------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Output:
+    """Collects NAMED rows of one task, column by column."""
+
+    places: Places
+    seen: set[tuple[object, ...]] = field(default_factory=set)
+
+    def placed(self, uris: Sequence[str] | pa.Array, **columns: Any) -> Iterator[pa.RecordBatch]:
+        """Yield rows for the files at these URIs; columns are arrays, or values for all rows."""
+        named = (
+            uris if isinstance(uris, (pa.Array, pa.ChunkedArray)) else pa.array(uris, pa.string())
+        )
+        if isinstance(named, pa.ChunkedArray):
+            named = named.combine_chunks()
+        placed = place_all(named, self.places)
+        where = placed._asdict()
+        arrays = []
+        for column in NAMED:
+            value = where.get(column.name, columns.get(column.name))
+            if not isinstance(value, pa.Array):
+                value = pa.repeat(pa.scalar(value, column.type), len(named))
+            arrays.append(value)
+        yield pa.RecordBatch.from_arrays(arrays, schema=NAMED)
+        if placed.root_id.null_count:
+            outside = pc.unique(placed.store.filter(pc.is_null(placed.root_id))).to_pylist()
+            new = [store for store in outside if ("outside", store) not in self.seen]
+            self.seen.update(("outside", store) for store in new)
+            yield from batches([{"store": store, "note": NOTE_BASE} for store in new], NAMED)
+
+    def trouble(
+        self, table_id: int, version: int | None, error: LakewardenError, note: str
+    ) -> Iterator[Row]:
+        mark = (table_id, note, error.kind)
+        if mark not in self.seen:
+            self.seen.add(mark)
+            yield {"table_id": table_id, "version": version, "text": as_text(error), "note": note}
+
+
+def _list_reader(places: Mapping[int, Location], opening: Opening, equality: Equality) -> Stage:
+    def read_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        stores = ReadStores(opening)
+        output = _Output(Places(places.items(), equality))
+        rows = (row for batch in incoming for row in batch.to_pylist())
+        for row, answer in concurrently(partial(_fetch, stores), rows):
+            yield from _listed(row, answer, output)
+        yield from _requests(stores)
+
+    return read_batches
+
+
+def _fetch(stores: ReadStores, row: Row) -> tuple[Row, bytes | LakewardenError | None]:
+    if not row["open"] or row["uri"] is None:
+        return row, None
+    try:
+        return row, _get(stores, row["uri"])
+    except LakewardenError as error:
+        return row, error
+
+
+def _listed(
+    row: Row, answer: bytes | LakewardenError | None, output: _Output
+) -> Iterator[pa.RecordBatch]:
+    """Yield the file that the row names, and what it names itself if it was opened."""
+    mark = {name: row[name] for name in ("table_id", "version", "kept")}
+    if row["uri"] is None:
+        return
+    if row["what"] == MANIFEST:
+        yield from output.placed([row["uri"]], **mark, kind=FileKind.MANIFEST_FILE.value,
+                                 uri=row["uri"], content=0)  # fmt: skip
+        return
+    kind = row["kind"] or FileKind.MANIFEST_LIST.value
+    size = len(answer) if isinstance(answer, bytes) else row["size"]
+    yield from output.placed([row["uri"]], **mark, kind=kind, size=size)
+    try:
+        if isinstance(answer, LakewardenError):
+            raise answer
+        if answer is not None:
+            yield from _manifests(row, read_manifest_list(answer), output)
+    except NotFound:
+        if row["kept"]:
+            missing = Damaged(
+                ErrorKind.DAMAGED_VERSION,
+                f"snapshot {row['version']} needs {row['uri']}, which does not exist; nothing goes: "
+                "restore the file, or expire that snapshot",
+            )
+            yield from batches(
+                output.trouble(row["table_id"], row["version"], missing, NOTE_ERROR), NAMED
+            )
+    except LakewardenError as error:
+        yield from _told(row, error, output)
+
+
+def _told(row: Row, error: LakewardenError, output: _Output) -> Iterator[pa.RecordBatch]:
+    """Yield what is wrong with a list.  What a going one names only ever adds to what may go."""
+    note = NOTE_ERROR if row["kept"] or not isinstance(error, Damaged) else NOTE_WARNING
+    named = Damaged(error.kind, f"snapshot {row['version']} ({row['uri']}): {error.message}")
+    yield from batches(output.trouble(row["table_id"], row["version"], named, note), NAMED)
+
+
+def _manifests(row: Row, found: pa.Table, output: _Output) -> Iterator[pa.RecordBatch]:
+    mark = (row["table_id"], row["kept"])
+    fresh = [(*mark, uri) not in output.seen for uri in found.column("path").to_pylist()]
+    if not any(fresh):
+        return
+    new = found.filter(pa.array(fresh)).combine_chunks()
+    output.seen.update((*mark, uri) for uri in new.column("path").to_pylist())
+    if pc.any(new.column("encrypted")).as_py():
+        raise Refused(
+            ErrorKind.UNSUPPORTED_FEATURE, "its manifests are encrypted and cannot be read here"
+        )
+    uris = new.column("path").combine_chunks()
+    yield from output.placed(
+        uris,
+        table_id=row["table_id"],
+        version=row["version"],
+        kept=row["kept"],
+        kind=FileKind.MANIFEST_FILE.value,
+        uri=uris,
+        size=new.column("length").combine_chunks(),
+        content=new.column("content").combine_chunks(),
+        entries=new.column("entries").combine_chunks(),
+        added_by=new.column("added_snapshot_id").combine_chunks(),
+    )
+
+
+def _content_reader(places: Mapping[int, Location], opening: Opening, equality: Equality) -> Stage:
+    def read_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        stores = ReadStores(opening)
+        output = _Output(Places(places.items(), equality))
+        rows = ({**row, "open": True} for batch in incoming for row in batch.to_pylist())
+        answers = concurrently(partial(_fetch, stores), rows)
+        while group := list(islice(answers, _DECODED_TOGETHER)):
+            yield from _decoded(group, output)
+        yield from _requests(stores)
+
+    return read_batches
+
+
+def _decoded(
+    group: Sequence[tuple[Row, bytes | LakewardenError | None]], output: _Output
+) -> Iterator[pa.RecordBatch]:
+    fetched = [(row, data) for row, data in group if isinstance(data, bytes)]
+    decoded = read_manifests([data for _, data in fetched])
+    for (row, data), found in zip(fetched, decoded, strict=True):
+        found = _whole(row, data, found)  # noqa: PLW2901
+        if isinstance(found, pa.Table):
+            yield from _entries(row, found, output)
+        else:
+            yield from _unread(row, found, output)
+    for row, error in group:
+        if isinstance(error, LakewardenError):
+            yield from _unread(row, error, output)
+
+
+def _whole(row: Row, data: bytes, found: pa.Table | Damaged) -> pa.Table | Damaged:
+    """Compare a manifest with what its list says: one that was cut between blocks reads well."""
+    if isinstance(found, Damaged) or (
+        row["entries"] in (None, found.num_rows) and row["size"] in (None, len(data))
+    ):
+        return found
+    return Damaged(
+        ErrorKind.CORRUPT_MANIFEST,
+        f"it holds {found.num_rows:,} entries in {len(data):,} bytes, and its list says "
+        f"{row['entries']} in {row['size']}",
+    )
+
+
+def _entries(row: Row, found: pa.Table, output: _Output) -> Iterator[pa.RecordBatch]:
+    live = found.filter(pc.not_equal(found.column("status"), _DELETED)).combine_chunks()
+    kinds = pa.array([kind.value for kind in _CONTENT_KINDS])
+    return output.placed(
+        live.column("path"),
+        table_id=int(row["tables"].partition(",")[0]),
+        version=row["version"],
+        kept=row["kept"],
+        kind=pc.take(kinds, live.column("content")).combine_chunks(),
+        size=live.column("size").combine_chunks(),
+    )
+
+
+def _unread(row: Row, error: LakewardenError, output: _Output) -> Iterator[pa.RecordBatch]:
+    """Yield that a manifest could not be read, for every table that needs it."""
+    if isinstance(error, NotFound) and not row["kept"]:
+        return
+    note = NOTE_ERROR if row["kept"] or not isinstance(error, Damaged) else NOTE_WARNING
+    named = Damaged(
+        error.kind,
+        f"manifest {row['uri']}: {error.message}"
+        + ("; what it needs cannot be known, so nothing goes" if row["kept"] else ""),
+    )
+    for table_id in row["tables"].split(","):
+        yield from batches(output.trouble(int(table_id), row["version"], named, note), NAMED)
+
+
+def _requests(stores: ReadStores) -> Iterator[pa.RecordBatch]:
+    counted = stores.requests().items()
+    rows = [{"text": kind.value, "size": n, "note": NOTE_REQUESTS} for kind, n in counted]
+    yield from batches(rows, NAMED)
+
+
+def _get(stores: ReadStores, uri: str) -> bytes:
+    found = _placed(uri)
+    return stores(found).get(found.key)
+
+
+def _placed(uri: str) -> Location:
+    found = place(uri)
+    if found is None:
+        raise Refused(
+            ErrorKind.UNKNOWN_SCHEME,
+            f"{uri} lies in no store that can be reached from here; nothing goes",
+        )
+    return found
