@@ -25,7 +25,7 @@ from lakewarden.formats.iceberg.paths import Equality, place
 from lakewarden.formats.iceberg.target import CatalogTarget
 from lakewarden.maintenance import fleet
 from lakewarden.maintenance.plan import Plan, TablePlan
-from lakewarden.maintenance.survey import Costs, Reading, errors_in
+from lakewarden.maintenance.survey import Costs, Reading, errors_in, with_credentials
 from lakewarden.model import Format
 from lakewarden.pipeline import snapshots
 from lakewarden.pipeline.frames import NOTE_REQUESTS, NOTE_TABLE, Stores, concurrently, settle
@@ -56,6 +56,8 @@ class Commits:
     #: Records to take away once a table's files are gone.
     records: dict[int, tuple[str, ...]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    #: How to reach the tables' files from here on: catalogs may have handed out new credentials.
+    reading: Reading | None = None
 
     @property
     def stopped(self) -> set[int]:
@@ -74,6 +76,7 @@ def prepare(plan: Plan, reading: Reading, costs: Costs) -> Commits:
     for attempt in range(_ATTEMPTS):
         with costs.stage(reading, "check again", f"tables: {len(waiting):,}"):
             heads = _look(lake, {number: going[number] for number in waiting}, commits)
+            commits.reading = reading = with_credentials(reading, heads.values())
             _compare(plan, {n: heads[n] for n in waiting if n in heads}, reading, costs, commits)
         ready = {n: heads[n] for n in waiting if n in heads and n not in commits.stopped}
         changing = {n: head for n, head in ready.items() if going[n].commits}

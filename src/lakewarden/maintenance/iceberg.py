@@ -28,6 +28,7 @@ from lakewarden.maintenance.survey import (
     TableState,
     errors_in,
     list_fully,
+    with_credentials,
 )
 from lakewarden.model import FileKind, Format, Guard, PrefixMismatch
 from lakewarden.pipeline import inventory, snapshots
@@ -67,9 +68,9 @@ class _Found:
     table: CatalogTarget
     pointer: Pointer | None
     changes: bool
+    protected: bool = False
     error: LakewardenError | None = None
     summary: Summary | None = None
-    warning: str | None = None
 
     def but(self, error: LakewardenError | None) -> _Found:
         return self if self.error is not None or error is None else replace(self, error=error)
@@ -81,6 +82,9 @@ def survey_iceberg(
     """Read the tables.  Trouble with one is that table's: it is recorded, and nothing of it goes."""
     with costs.stage(reading, "find tables"):
         found, others = _locate(targets, reading.lake or fleet.open_lake(), first_id)
+        reading = with_credentials(
+            reading, [one.pointer for one in (*found, *others) if one.pointer]
+        )
     with costs.stage(reading, "read metadata", f"tables: {len(found) + len(others):,}"):
         facts, found = _read_metadata(found, others, rule, reading, costs)
     work = _Work(targets, reading, costs, _roots(found, orphans=rule.policy is None))
@@ -106,19 +110,14 @@ def _locate(
     protected = {t for target in targets.protected for t in lake.tables(target)}
     scope = replace(targets, protected=tuple(protected))
     found = [
-        _Found(first_id + number, table, pointer, scope.changes(table), error)
+        _Found(first_id + number, table, pointer, scope.changes(table), table in protected, error)
         for number, (table, pointer, error) in enumerate(_pointers(lake, names))
     ]
-    broken = next((one for one in found if one.table in protected and one.error), None)
-    if broken is not None and broken.error is not None:
-        raise Refused(
-            broken.error.kind,
-            f"the table to protect cannot be read, so nothing goes: {broken.error.message}",
-        )
     if targets.guard is Guard.TARGETS:
         return found, []
     catalogs = dict.fromkeys(name.catalog for name in names)
-    rest = [t for name in catalogs for t in lake.tables(CatalogTarget(name)) if t not in set(names)]
+    known = set(names)
+    rest = [t for name in catalogs for t in lake.tables(CatalogTarget(name)) if t not in known]
     first = first_id + len(found)
     return found, [
         _Found(first + number, table, pointer, changes=False)
@@ -165,8 +164,17 @@ def _read_metadata(
         replace(one, summary=summaries.get(one.table_id)).but(failed.get(one.table_id))
         for one in (*found, *others)
     ]
+    broken = next((one for one in known if one.protected and one.error), None)
+    if broken is not None and broken.error is not None:
+        raise _unprotectable(broken.error)
     held = _overlaps(known)
     return facts, [one.but(held.get(one.table_id)) for one in known[: len(found)]]
+
+
+def _unprotectable(error: LakewardenError) -> LakewardenError:
+    return Refused(
+        error.kind, f"the table to protect cannot be read, so nothing goes: {error.message}"
+    )
 
 
 def _overlaps(tables: Sequence[_Found]) -> dict[int, LakewardenError]:
@@ -234,8 +242,7 @@ def _roots(found: Sequence[_Found], *, orphans: bool) -> list[Root]:
             if extra is None or any(_overlap(extra, other) for other in taken):
                 continue
             taken.append(extra)
-            # Far more roots than tables never come up: numbers of others stay out of the way.
-            roots.append(Root(number + 100_000, one.table_id, extra, format=Format.ICEBERG,
+            roots.append(Root(number, one.table_id, extra, format=Format.ICEBERG,
                               partition_fields=one.summary.partition_fields))  # fmt: skip
             number += 1
     return roots
@@ -447,8 +454,12 @@ class _Work:
             parents.setdefault(root.location.parent, []).append(root)
         units: list[Unit] = []
         for parent, inside in parents.items():
+            scoped = bool(getattr(self.reading.opening, "scopes", None))
             alone = (
-                len(inside) < _SIBLINGS or self.targets.guard is Guard.TARGETS or not parent.path
+                scoped
+                or len(inside) < _SIBLINGS
+                or self.targets.guard is Guard.TARGETS
+                or not parent.path
             )
             units += (
                 [Unit(root.location) for root in inside]

@@ -155,6 +155,7 @@ def execute(
                 outdated = _changed_since(plan, reading, costs)
         commits = prepare(plan, reading, costs)
         outdated |= commits.outdated
+        reading = commits.reading or reading
         going = {
             number: table
             for number, table in going.items()

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Refused
+from lakewarden.formats.iceberg.paths import place
 from lakewarden.maintenance import fleet
 from lakewarden.maintenance.dependence import held_by
 from lakewarden.maintenance.fleet import Targets
@@ -38,10 +39,11 @@ from lakewarden.pipeline.history import Retention
 from lakewarden.pipeline.listing import Lister, State, Unit, states_in
 from lakewarden.pipeline.snapshots import Summary
 from lakewarden.storage.location import Location
+from lakewarden.storage.opening import Opener
 from lakewarden.world import Clock
 
 if TYPE_CHECKING:
-    from lakewarden.formats.iceberg.catalog import Lake
+    from lakewarden.formats.iceberg.catalog import Lake, Pointer
 
 Progress = Callable[[str, str], None]
 #: Errors of versions whose needs are known, or that nobody can read.
@@ -65,6 +67,20 @@ class Reading:
     progress: Progress = silent
     #: The catalogs of Iceberg targets.
     lake: Lake | None = None
+
+
+def with_credentials(reading: Reading, pointers: Iterable[Pointer]) -> Reading:
+    """Return the reading with what catalogs hand out for single tables."""
+    opener = reading.opening
+    if not isinstance(opener, Opener):
+        return reading
+    scopes = dict(opener.scopes)
+    for pointer in pointers:
+        location = place(pointer.location) if pointer.location else None
+        own = {k: v for k, v in pointer.options.items() if opener.options.get(k) != v}
+        if location is not None and not location.is_local and own:
+            scopes[location] = own
+    return replace(reading, opening=replace(opener, scopes=scopes))
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from lakewarden.pipeline.frames import (
     spread,
     sql,
 )
+from lakewarden.storage.location import Location
 from lakewarden.storage.store import DELETE_BATCH_MAX, DeleteResult, Deletion
 from lakewarden.world import Clock
 
@@ -107,7 +108,7 @@ def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace) -> Stage:
         outcome: dict[tuple[object, ...], list[int]] = {}
         rows = (row for batch in incoming for row in batch.to_pylist())
         for in_order, part in groupby(rows, lambda row: _LATER.get(FileKind(row["kind"]), 0)):
-            groups = _by_store(part, task.roots, size)
+            groups = _by_store(part, task, size)
             if rate is not None:
                 groups = _paced(groups, rate, pace.clock)
             delete = task.delete_manifests if in_order else task.delete
@@ -170,13 +171,12 @@ class _Task:
                 left = left.rpartition("/")[0]
 
 
-def _by_store(
-    rows: Iterable[Row], places: Mapping[int, Root], size: int
-) -> Iterator[tuple[Row, ...]]:
+def _by_store(rows: Iterable[Row], task: _Task, size: int) -> Iterator[tuple[Row, ...]]:
     """Group rows into batches that one request can carry, keeping their order per store."""
-    pending: dict[str, list[Row]] = {}
+    pending: dict[Location, list[Row]] = {}
     for row in rows:
-        group = pending.setdefault(places[row["root_id"]].location.store.uri, [])
+        at = task.roots[row["root_id"]].location
+        group = pending.setdefault(task.stores.scope(at), [])
         group.append(row)
         if len(group) == size:
             yield tuple(group)

@@ -214,7 +214,7 @@ Opening = Callable[[Location], Store]
 
 
 class Stores:
-    """The stores one task uses: each opened once, all requests counted together."""
+    """The stores one task uses: each opened once for each place that has its own credentials."""
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
@@ -222,10 +222,16 @@ class Stores:
         self._lock = Lock()
 
     def __call__(self, location: Location) -> Store:
+        scope = self.scope(location)
         with self._lock:
-            if location.store not in self._open:
-                self._open[location.store] = self._opening(location.store)
-            return self._open[location.store]
+            if scope not in self._open:
+                self._open[scope] = self._opening(scope)
+            return self._open[scope]
+
+    def scope(self, location: Location) -> Location:
+        """Return the place in which everything is reached like this location."""
+        own = getattr(self._opening, "scope", None)
+        return location.store if own is None else own(location)
 
     def requests(self) -> dict[Request, int]:
         """Return what was counted since the last call."""

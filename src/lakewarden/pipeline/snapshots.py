@@ -323,7 +323,8 @@ class _TableReading:
                 kept=len(self._stays),
                 going=len(self._expiry.decisions) - len(self._stays),
                 expired_refs=self._expiry.expired_refs,
-                skipped=self._skipped or self._expiry.skipped,
+                # What an earlier run has left is worth a run by itself.
+                skipped=self._skipped or (None if self._earlier else self._expiry.skipped),
                 pending=tuple(self._pending),
                 resumed=len(self._gone_before()),
             ),

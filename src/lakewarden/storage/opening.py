@@ -34,25 +34,37 @@ class Opener:
     """Opens the store a location is in, with the given storage options."""
 
     options: Mapping[str, str] = field(default_factory=dict)
+    #: Further options below certain places: a catalog may hand out credentials table by table.
+    scopes: Mapping[Location, Mapping[str, str]] = field(default_factory=dict)
 
     def __call__(self, location: Location) -> Store:
         if location.is_local:
             return LocalStore()
-        client, settings = self._connection(location.store)
+        options = {**self.options, **self.scopes.get(self.scope(location), {})}
+        client, settings = _connection(location.store, options)
         return ObjectStore(location, client, settings)
 
-    def _connection(self, root: Location) -> _Connection:
-        # The process id: a forked worker must not use its parent's connections.
-        wanted = (os.getpid(), root, frozenset(self.options.items()))
-        with _lock:
-            if wanted not in _connections:
-                settings = client_settings(root.scheme, self.options)
-                _connections[wanted] = (open_client(root, settings), settings)
-            return _connections[wanted]
+    def scope(self, location: Location) -> Location:
+        """Return the place whose options hold at a location: one of the scopes, or its store."""
+        while self.scopes and location.path:
+            if location in self.scopes:
+                return location
+            location = location.parent
+        return location.store
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}=***" for name in sorted(self.options))
         return f"Opener({shown})"
+
+
+def _connection(root: Location, options: Mapping[str, str]) -> _Connection:
+    # The process id: a forked worker must not use its parent's connections.
+    wanted = (os.getpid(), root, frozenset(options.items()))
+    with _lock:
+        if wanted not in _connections:
+            settings = client_settings(root.scheme, options)
+            _connections[wanted] = (open_client(root, settings), settings)
+        return _connections[wanted]
 
 
 class ReadOnly:

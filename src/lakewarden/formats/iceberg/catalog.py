@@ -97,7 +97,9 @@ class Pointer:
 
     table: CatalogTarget
     metadata_location: str
-    #: Storage options that the catalog hands out for this table, in our names.
+    #: The table's location and the storage options that the catalog hands out for it, in our
+    #: names; a catalog that only keeps a pointer says neither.
+    location: str | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -158,7 +160,9 @@ class Lake:
                 return Pointer(table, found.location)
         own = {name: str(value) for name, value in loaded.io.properties.items() if name != _IO}
         _refuse_signing(own, table)
-        return Pointer(table, loaded.metadata_location, storage_options(own))
+        return Pointer(
+            table, loaded.metadata_location, loaded.metadata.location, storage_options(own)
+        )
 
     def read(self, pointer: Pointer, opening: ReadOpening) -> bytes:
         """Return a table's metadata file."""
