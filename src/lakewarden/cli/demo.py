@@ -1,7 +1,11 @@
-"""Builds small tables with a history, cleans them, and proves that every kept version still reads."""
+"""Builds small tables with a history, cleans them, and proves that every kept version still reads.
+
+Lance tables and an Iceberg table in one run, as `lakewarden cleanup DIR iceberg://demo` would do it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -13,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
 
 from lakewarden.cli import output
 from lakewarden.cli.session import Engine, cores, start
 from lakewarden.errors import ErrorKind, LakewardenError
 from lakewarden.maintenance import cleanup, removal
-from lakewarden.maintenance.fleet import parse_targets
+from lakewarden.maintenance.fleet import open_lake, parse_targets
 from lakewarden.maintenance.survey import Reading
-from lakewarden.retention import OnTagged, Policy
+from lakewarden.retention import OnTagged
 from lakewarden.storage.opening import Opener
 from lakewarden.world import SystemClock
 
@@ -31,7 +36,7 @@ _DAY = 86400
 class Fingerprint:
     """What one version of a table contains: enough to notice any loss."""
 
-    place: str
+    table: str
     version: int
     rows: int
     total: int
@@ -43,39 +48,45 @@ def show(*, keep_directory: bool) -> None:
     clock = SystemClock()
     root = Path(tempfile.mkdtemp(prefix="lakewarden-demo-"))
     try:
-        _say(f"building three tables and a shallow clone in {root}")
-        _build(lance, root, clock.now().timestamp())
+        _say(f"building three Lance tables, a shallow clone and an Iceberg table in {root}")
+        now = clock.now().timestamp()
+        _build(lance, root / "lance", now)
+        catalog = _iceberg(root / "iceberg", now)
         _say("starting local Spark")
         spark = start(Engine(archive=True))
-        reading = Reading(spark, Opener({}), clock, 2 * cores())
-        targets = parse_targets([str(root)], recursive=True)
-        policy = Policy(older_than=timedelta(days=14), keep=5, on_tagged=OnTagged.KEEP)
+        lake = open_lake(opened={"demo": catalog})
+        reading = Reading(spark, Opener({}), clock, 2 * cores(), lake=lake)
+        targets = parse_targets([str(root / "lance"), "iceberg://demo"], recursive=True)
+        rules = cleanup.Rules(older_than=timedelta(days=14), keep=5, on_tagged=OnTagged.KEEP)
+        policy, expiry = rules.for_targets(targets)
+        request = cleanup.Cleanup(policy, expiry=expiry)
 
         _say(
-            f"\n$ lakewarden cleanup {root} --recursive --older-than 14d --keep 5 --on-tagged keep"
+            f"\n$ lakewarden cleanup {root}/lance iceberg://demo --recursive --older-than 14d "
+            "--keep 5 --on-tagged keep"
         )
-        plan = cleanup.plan(targets, cleanup.Cleanup(policy), reading, now=clock.now())
+        plan = cleanup.plan(targets, request, reading, now=clock.now())
         _say(output.plan_text(plan, []))
         _say("preview: nothing was changed; add --confirm to remove")
         _say("\nplan.kept_versions(), in Python, says why versions stay:")
-        for row in plan.kept_versions(8):
-            branch = "" if row["branch"] == "main" else f"@{row['branch']}"
-            _say(f"  {Path(row['table_key']).name} v{row['version']}{branch}: {row['reasons']}")
+        for row in plan.kept_versions(10):
+            name = output.version_name(row["version"], row["branch"])
+            _say(f"  {Path(row['table_key']).name} {name}: {row['reasons']}")
 
         kept = [
             (row.root_id, row.branch, row.version)
             for row in plan.versions.filter("kept and not detached").collect()
         ]
-        places = {one.root_id: one.location.uri for one in plan.roots}
-        before = list(_fingerprints(lance, kept, places))
+        tables = {one.table_id: one.table_key for one in plan.tables}
+        before = list(_fingerprints(lance, catalog, kept, tables))
         _say("\n$ … --confirm")
         receipt = removal.execute(plan, reading)
         _say(output.receipt_text(receipt))
-        after = list(_fingerprints(lance, kept, places))
+        after = list(_fingerprints(lance, catalog, kept, tables))
         if receipt.failed or before != after:
             raise LakewardenError(ErrorKind.DAMAGED_VERSION, "a kept version reads differently now")
         _say(f"\nproof    all {len(after)} kept versions read the same rows as before")
-        again = cleanup.plan(targets, cleanup.Cleanup(policy), reading, now=clock.now())
+        again = cleanup.plan(targets, request, reading, now=clock.now())
         if again.removal.files_removed:
             raise LakewardenError(ErrorKind.DAMAGED_VERSION, "a second run found more to remove")
         _say("proof    a second run finds nothing left to remove")
@@ -88,6 +99,7 @@ def show(*, keep_directory: bool) -> None:
 
 
 def _build(lance: Any, root: Path, now: float) -> None:
+    root.mkdir()
     events = root / "events.lance"
     _grow(lance, events, range(10))
     lance.fragment.write_fragments(_rows(900, 5), str(events))  # a write that was never committed
@@ -108,6 +120,31 @@ def _build(lance: Any, root: Path, now: float) -> None:
     )
     lance.write_dataset(_rows(5000, 10), clone, mode="append")
     _age(root, now)
+
+
+def _iceberg(root: Path, now: float) -> SqlCatalog:
+    """Build a table with thirty snapshots over ninety days, deletes, a tag and a branch."""
+    (root / "warehouse").mkdir(parents=True)
+    catalog = SqlCatalog(
+        "demo", uri=f"sqlite:///{root}/catalog.db", warehouse=f"file://{root}/warehouse"
+    )
+    catalog.create_namespace("shop")
+    table = catalog.create_table("shop.orders", _rows(0, 1).schema)
+    for step in range(27):
+        table.append(_rows(step * 10, 10))
+    table.delete("id < 45")
+    snapshots = [one.snapshot_id for one in table.metadata.snapshots]
+    table.manage_snapshots().create_tag(snapshots[3], "audit").commit()
+    table.manage_snapshots().create_branch(snapshots[8], "experiment").commit()
+    table.append(_rows(900, 10))
+    path = Path(table.refresh().metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_bytes())
+    # Time lives in the metadata; the last snapshot is from now.
+    for position, one in enumerate(reversed(metadata["snapshots"])):
+        one["timestamp-ms"] = int((now - position * 3 * _DAY) * 1000)
+    metadata["snapshot-log"] = []
+    path.write_text(json.dumps(metadata))
+    return catalog
 
 
 def _grow(lance: Any, place: Path, steps: range) -> None:
@@ -132,12 +169,20 @@ def _age(root: Path, now: float) -> None:
 
 
 def _fingerprints(
-    lance: Any, versions: list[tuple[int, str, int]], places: dict[int, str]
+    lance: Any,
+    catalog: SqlCatalog,
+    versions: list[tuple[int, str, int]],
+    tables: dict[int, str],
 ) -> Iterator[Fingerprint]:
-    for root_id, branch, version in sorted(versions):
-        place = places[root_id] if branch == "main" else f"{places[root_id]}/tree/{branch}"
-        rows = lance.dataset(place, version=version).to_table()
-        yield Fingerprint(place, version, rows.num_rows, sum(rows.column("id").to_pylist()))
+    for table_id, branch, version in sorted(versions):
+        table = tables[table_id]
+        if table.startswith("iceberg://"):
+            loaded = catalog.load_table(table.rpartition("/")[2])
+            rows = loaded.scan(snapshot_id=version).to_arrow()
+        else:
+            place = table if branch == "main" else f"{table}/tree/{branch}"
+            rows = lance.dataset(place, version=version).to_table()
+        yield Fingerprint(table, version, rows.num_rows, sum(rows.column("id").to_pylist()))
 
 
 def _lance() -> Any:

@@ -152,7 +152,7 @@ def _one_table(table: TablePlan, kept: Sequence[Mapping[str, Any]]) -> list[str]
     lines = [f"keep     {table.versions_kept:,} of {count_text(total, noun)}"]
     for row in kept[:_VERSIONS_SHOWN]:
         when = _moment(row["modified"])
-        name = _version_name(row["version"], row["branch"])
+        name = version_name(row["version"], row["branch"])
         lines.append(f"  {name:<16} {when}   {row['reasons']}")
     if kept and table.versions_kept > len(kept[:_VERSIONS_SHOWN]):
         lines.append(f"  … and {table.versions_kept - len(kept[:_VERSIONS_SHOWN]):,} more")
@@ -281,7 +281,7 @@ def versions_text(seen: Look | SnapshotLook, limit: int | None) -> str:
     shown = seen.versions if limit is None else seen.versions[:limit]
     lines = [f"{'version':<16} written (UTC)      held by"]
     for version in shown:
-        name = _version_name(version.number, version.branch)
+        name = version_name(version.number, version.branch)
         notes = (["detached"] if version.detached else []) + seen.names_of(version)
         lines.append(f"{name:<16} {_moment(version.modified)}   {', '.join(notes)}".rstrip())
     if len(shown) < len(seen.versions):
@@ -305,12 +305,12 @@ def versions_json(key: str, seen: Look | SnapshotLook, limit: int | None) -> str
 
 def refs_text(seen: Look | SnapshotLook) -> str:
     lines = [
-        f"tag      {tag.name:<20} {_version_name(tag.version, tag.branch)}" for tag in seen.tags
+        f"tag      {tag.name:<20} {version_name(tag.version, tag.branch)}" for tag in seen.tags
     ]
     for branch in seen.branches:
         # A Lance branch starts from a version of its parent; an Iceberg branch is at a snapshot.
         verb = "from" if branch.parent else "at"
-        start = _version_name(branch.parent_version, branch.parent)
+        start = version_name(branch.parent_version, branch.parent)
         lines.append(f"branch   {branch.name:<20} {verb} {start}")
     return "\n".join(lines) or "no tags and no branches"
 
@@ -324,7 +324,7 @@ def refs_json(key: str, seen: Look | SnapshotLook) -> str:
     )
 
 
-def _version_name(number: int, branch: str) -> str:
+def version_name(number: int, branch: str) -> str:
     """Return v7, v7@branch, or an Iceberg snapshot's id, which is long enough to be known."""
     name = f"v{number}" if number < _SNAPSHOT_IDS else str(number)
     return name if branch in ("", "main") else f"{name}@{branch}"

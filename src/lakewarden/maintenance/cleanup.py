@@ -144,7 +144,7 @@ class Cleanup:
         words = self.policy.describe()
         if self.delete_unverified:
             words += "; and files no version names, whatever their age"
-        return words
+        return words if self.expiry is None else f"{words}; Iceberg: {self.expiry.describe()}"
 
 
 def orphans(older_than: timedelta, *, unsafe_below_floor: bool = False) -> Cleanup:

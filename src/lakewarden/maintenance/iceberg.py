@@ -40,6 +40,7 @@ from lakewarden.pipeline.frames import (
     NOTE_WARNING,
     OBJECTS,
     REFERENCES,
+    ReadStores,
     Root,
     concurrently,
     frame,
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 _OPENED_PER_TASK = 32
 #: Catalogs are asked about so many tables at the same time.
 _ASKED_TOGETHER = 8
+#: Ranges that the listing of one large table is cut into.
+_RANGES = 16
 #: Tables in one directory from which on it is listed as a whole.
 _SIBLINGS = 4
 
@@ -427,7 +430,7 @@ class _Work:
             )
         else:
             units = self._units(roots)
-            objects, noted = list_fully(units, self.reading, roots)
+            objects, noted = list_fully(units, self.reading, roots, self._cuts)
         if self.targets.below is not None:
             objects = _below(objects, roots, self.targets.below)
         self.costs.add_requests(
@@ -446,6 +449,21 @@ class _Work:
             if nested:
                 errors.setdefault(root.table_id, _nested(root, nested))
         return objects, states, errors
+
+    def _cuts(self, unit: Unit) -> tuple[str, ...]:
+        """Return keys at which to split a large table: its partitions, or what names begin with."""
+        if unit.inside:
+            return unit.inside
+        stores = ReadStores(self.reading.opening)
+        data = unit.place.child("data")
+        try:
+            names, _ = stores(data).list_directory(data.path)
+        except LakewardenError:
+            names = ()
+        self.costs.add_requests((kind.value, n) for kind, n in stores.requests().items())
+        step = -(-len(names) // _RANGES)
+        begin = [f"{name}/" for name in names[::step]] if names else list("0123456789abcdef")
+        return (*(f"{data.path}/{name}" for name in begin), f"{unit.place.path}/metadata/")
 
     def _units(self, roots: Sequence[Root]) -> list[Unit]:
         """Return the listings that cover all roots: of a whole directory where many lie in it."""

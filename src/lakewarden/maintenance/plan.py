@@ -318,4 +318,6 @@ def _root(row: dict[str, Any]) -> Root:
 
 
 def _unit(row: dict[str, Any]) -> Unit:
-    return Unit(**{**row, "place": Location.parse(row["place"]), "inside": tuple(row["inside"])})
+    return Unit(
+        **{**row, "place": Location.parse(row["place"]), "inside": tuple(row["inside"]), "cuts": ()}
+    )

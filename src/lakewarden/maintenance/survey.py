@@ -232,12 +232,22 @@ def list_tables(
 
 
 def list_fully(
-    units: Sequence[Unit], reading: Reading, roots: Sequence[Root] | None = None
+    units: Sequence[Unit],
+    reading: Reading,
+    roots: Sequence[Root] | None = None,
+    cuts: Callable[[Unit], tuple[str, ...]] | None = None,
 ) -> tuple[DataFrame, list[Row]]:
-    """List units to the end, in one round or two; with `roots` say what each object is."""
+    """List units to the end, in one round or two; with `roots` say what each object is.
+
+    `cuts` is asked for keys at which to split a unit that turns out to be large.
+    """
     lister = Lister(reading.spark, reading.opening, reading.tasks, roots)
     first, noted = settle(lister.first(units))
-    rest = lister.rest(units, [(row.unit, row.key) for row in noted if row.note == NOTE_LEFTOVER])
+    large = [(row.unit, row.key) for row in noted if row.note == NOTE_LEFTOVER]
+    if cuts is not None:
+        left = {number for number, _ in large}
+        units = [replace(u, cuts=cuts(u)) if n in left else u for n, u in enumerate(units)]
+    rest = lister.rest(units, large)
     if rest is None:
         return first, noted
     second, more = settle(rest)

@@ -76,6 +76,8 @@ class Unit:
     before: str | None = None
     #: Roots of tables or directories inside; where the listing may be split.
     inside: tuple[str, ...] = ()
+    #: Keys to split at, where they are known; else those at which Lance tables branch out.
+    cuts: tuple[str, ...] = ()
 
     def covers(self, place: Location) -> bool:
         """Tell whether a table at `place` is listed here, at least its beginning."""
@@ -133,12 +135,10 @@ class Lister:
 
 
 def split(unit: Unit) -> list[Unit]:
-    """Cut a unit at keys where Lance tables are known to branch out."""
+    """Cut a unit at its own cuts, or at keys where Lance tables are known to branch out."""
     roots = unit.inside or (unit.place.path,)
-    cuts = sorted(
-        {f"{root}/{cut}" if root else cut for root in roots for cut in ("", *_SPLITS)}
-        - {"", f"{unit.place.path}/"}
-    )
+    known = {f"{root}/{cut}" if root else cut for root in roots for cut in ("", *_SPLITS)}
+    cuts = sorted((set(unit.cuts) or known) - {"", f"{unit.place.path}/"})
     after, before = unit.after, unit.before
     inner = [
         cut for cut in cuts if (after is None or cut > after) and (before is None or cut < before)
