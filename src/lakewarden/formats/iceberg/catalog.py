@@ -147,6 +147,8 @@ class Lake:
                     f"{target.uri} is neither a table nor a namespace of the catalog; check the "
                     "spelling"
                 )
+            if not found:
+                raise NotFound(f"{target.uri} holds no table, so there is nothing to do")
         return [CatalogTarget(target.catalog, identifier) for identifier in found]
 
     def locate(self, table: CatalogTarget) -> Pointer:

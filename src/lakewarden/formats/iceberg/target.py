@@ -22,7 +22,7 @@ class CatalogTarget:
     @classmethod
     def parse(cls, text: str) -> CatalogTarget:
         """Read `iceberg://CATALOG/NAMESPACE.TABLE`; a dot inside a name is written %2E."""
-        catalog, _, rest = text.removeprefix(SCHEME).strip("/").partition("/")
+        catalog, _, rest = text[len(SCHEME) :].rstrip("/").partition("/")
         parts = tuple(unquote(part) for part in rest.split(".")) if rest else ()
         if not catalog or "/" in rest or not all(parts):
             raise UsageError(
