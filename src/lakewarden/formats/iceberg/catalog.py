@@ -22,9 +22,11 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     NoSuchNamespaceError,
@@ -65,6 +67,7 @@ _IO = "lakewarden.access"
 #: Opens the store that a location is in.
 Opening = Callable[[Location], Store]
 ReadOpening = Callable[[Location], ReadStore]
+_Change = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 #: PyIceberg's names of storage settings, and ours.
 _OPTIONS = {
@@ -209,7 +212,13 @@ class Commit:
         The catalog sees a slight version of the metadata: it loads, changes and stores that, and
         in its place the real one is written, in which nothing but what goes is different.
         """
-        writing = _Writing(self._pointer.metadata_location, self._opening, removal, now_ms)
+        # A SQL catalog keeps a pointer and nothing else; others show columns to those who browse.
+        columns = not isinstance(catalog, SqlCatalog)
+        change = partial(
+            without, removal=removal, location=self._pointer.metadata_location, now_ms=now_ms
+        )
+        slight = partial(_slight, columns=columns)
+        writing = _Writing(self._pointer.metadata_location, self._opening, change, slight)
         mine = _with_access(catalog, writing)
         try:
             before = mine.load_table(self._pointer.table.parts)
@@ -240,7 +249,13 @@ class Commit:
         except CommitFailedException as error:
             raise _conflict(self._pointer, str(error)) from error
         log = response.metadata.metadata_log
-        if log and log[-1].metadata_file != self._pointer.metadata_location:
+        if not log:
+            raise Refused(
+                ErrorKind.CATALOG,
+                f"{self._pointer.table.uri} was committed to, but its catalog does not say on what "
+                "(it keeps no metadata log), so files stay: remove-orphans finds them",
+            )
+        if log[-1].metadata_file != self._pointer.metadata_location:
             self._put_back(catalog, before.metadata, response.metadata)
             raise _conflict(self._pointer, "it was changed while the commit was under way")
         return Committed(
@@ -455,25 +470,23 @@ class _Reading:
 class _Writing:
     """Reads one metadata file and no other, and writes its successor without losing a field."""
 
-    def __init__(self, expected: str, opening: Opening, removal: Removal, now_ms: int) -> None:
+    def __init__(self, expected: str, opening: Opening, change: _Change, slight: _Change) -> None:
         self.before: dict[str, Any] = {}
         self.after: dict[str, Any] = {}
         self._expected = expected
         self._opening = opening
-        self._removal = removal
-        self._now_ms = now_ms
+        self._change = change
+        self._slight = slight
         self._written: list[Location] = []
 
     def read(self, location: str) -> bytes:
         _check_same(location, self._expected)
         if not self.before:
             self.before = json.loads(_unpacked(_get(self._opening, location)))
-        return _packed(json.dumps(_slight(self.before)).encode(), location)
+        return _packed(json.dumps(self._slight(self.before)).encode(), location)
 
     def write(self, location: str, _slight: bytes) -> None:
-        self.after = without(
-            self.before, self._removal, location=self._expected, now_ms=self._now_ms
-        )
+        self.after = self._change(self.before)
         found = place(location)
         if found is None:
             raise _unplaced(location)
@@ -499,17 +512,27 @@ _HEAVY = frozenset(
 )  # fmt: skip
 
 
-def _slight(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata that is just enough to commit to: schema, place and properties.
+def _slight(raw: Mapping[str, Any], *, columns: bool) -> dict[str, Any]:
+    """Return metadata that is just enough to commit to: place, properties, perhaps columns.
 
     PyIceberg checks every snapshot against every id it removes, drops fields it does not know and
     cannot write format 3; it need not see any of that.
     """
     slight = {name: value for name, value in raw.items() if name not in _HEAVY}
     slight["format-version"] = min(slight["format-version"], 2)
+    if not columns:
+        slight |= _NO_COLUMNS
     stand_in = {"snapshot-id": _SLIGHT_SNAPSHOT, "timestamp-ms": 1, "sequence-number": 0,
                 "manifest-list": "none", "summary": {"operation": "append"}}  # fmt: skip
     return slight | {"snapshots": [stand_in]}
+
+
+_NO_COLUMNS = {
+    "format-version": 2, "last-column-id": 0, "last-partition-id": 999, "last-sequence-number": 0,
+    "current-schema-id": 0, "schemas": [{"type": "struct", "schema-id": 0, "fields": []}],
+    "default-spec-id": 0, "partition-specs": [{"spec-id": 0, "fields": []}],
+    "default-sort-order-id": 0, "sort-orders": [{"order-id": 0, "fields": []}],
+}  # fmt: skip
 
 
 def _unpacked(data: bytes) -> bytes:
