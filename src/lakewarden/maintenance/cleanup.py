@@ -236,14 +236,14 @@ def _summaries(
         row.reason == FileReason.OTHER_PREFIX for row in rows
     ):
         states = hold_back(states, _mismatches(judged, found))
-    if any(_is_old_metadata(row) for row in rows):
+    if any(_is_stray_metadata(row) for row in rows):
         states = hold_back(states, _strangers(judged, found, reading, costs))
     return [_summary(state, counted[state.table_id]) for state in states]
 
 
-def _is_old_metadata(row: Any) -> bool:
-    goes = row.verdict == Verdict.DELETE.value and row.reason != FileReason.ONLY_REMOVED_VERSIONS
-    return bool(goes and row.kind == FileKind.METADATA.value)
+def _is_stray_metadata(row: Any) -> bool:
+    listed = row.reason not in (FileReason.IN_USE, FileReason.ONLY_REMOVED_VERSIONS)
+    return bool(listed and row.kind == FileKind.METADATA.value)
 
 
 def _mismatches(judged: DataFrame, found: Survey) -> dict[int, LakewardenError]:

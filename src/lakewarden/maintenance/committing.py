@@ -11,7 +11,7 @@ expiry started, so that a run after a crash can find the files that no metadata 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -73,15 +73,15 @@ def prepare(plan: Plan, reading: Reading, costs: Costs) -> Commits:
     lake = reading.lake or fleet.open_lake()
     waiting = set(going)
     ids = _going_ids(plan, [number for number, table in going.items() if table.commits])
-    for attempt in range(_ATTEMPTS):
+    for _ in range(_ATTEMPTS):
         with costs.stage(reading, "check again", f"tables: {len(waiting):,}"):
-            heads = _look(lake, {number: going[number] for number in waiting}, commits)
+            heads = _look(lake, plan, commits)
             commits.reading = reading = with_credentials(reading, heads.values())
-            _compare(plan, {n: heads[n] for n in waiting if n in heads}, reading, costs, commits)
+            _compare(plan, heads, reading, costs, commits)
         ready = {n: heads[n] for n in waiting if n in heads and n not in commits.stopped}
         changing = {n: head for n, head in ready.items() if going[n].commits}
         if not changing:
-            break
+            return commits
         with costs.stage(reading, "commit", f"tables: {len(changing):,}"):
             stores = Stores(reading.opening)
             work = _Committing(lake, stores, reading, commits)
@@ -90,9 +90,8 @@ def prepare(plan: Plan, reading: Reading, costs: Costs) -> Commits:
             waiting = {number for number in again if number is not None}
             costs.add_requests((kind.value, n) for kind, n in stores.requests().items())
         if not waiting:
-            break
-        if attempt == _ATTEMPTS - 1:
-            commits.outdated |= dict.fromkeys(waiting, "others keep committing to it")
+            return commits
+    commits.outdated |= dict.fromkeys(waiting, "others keep committing to it")
     return commits
 
 
@@ -125,8 +124,9 @@ def _going_ids(plan: Plan, tables: Sequence[int]) -> dict[int, frozenset[int]]:
     return {row.root_id: frozenset(row.ids) for row in rows}
 
 
-def _look(lake: Lake, tables: Mapping[int, TablePlan], commits: Commits) -> dict[int, Pointer]:
-    """Ask the catalogs where the tables are now."""
+def _look(lake: Lake, plan: Plan, commits: Commits) -> dict[int, Pointer]:
+    """Ask the catalogs where the plan's tables are now, those that are only read, too."""
+    tables = {t.table_id: t for t in plan.tables if t.metadata_location is not None}
 
     def ask(number: int) -> tuple[int, Pointer | LakewardenError]:
         try:
@@ -136,11 +136,23 @@ def _look(lake: Lake, tables: Mapping[int, TablePlan], commits: Commits) -> dict
 
     heads: dict[int, Pointer] = {}
     for number, answer in concurrently(ask, sorted(tables), _TOGETHER):
-        if isinstance(answer, LakewardenError):
-            commits.failed[number] = answer
-        else:
+        if not isinstance(answer, LakewardenError):
             heads[number] = answer
+        elif tables[number].goes_ahead or answer.kind is not ErrorKind.NOT_FOUND:
+            # A table that is gone needs nothing.
+            _fail(plan, commits, {number: answer})
     return heads
+
+
+def _fail(plan: Plan, commits: Commits, errors: Mapping[int, LakewardenError]) -> None:
+    """Record that tables could not be looked at; what those may need, the others keep."""
+    going = {table.table_id for table in plan.tables if table.goes_ahead}
+    for number, error in errors.items():
+        if number in going:
+            commits.failed[number] = error
+        else:
+            reason = f"a table that may need its files could not be looked at ({error.message})"
+            commits.outdated |= dict.fromkeys(going, reason)
 
 
 def _compare(
@@ -150,9 +162,11 @@ def _compare(
     costs: Costs,
     commits: Commits,
 ) -> None:
-    """Find out whether tables that have changed contradict their plans."""
+    """Find out whether tables that have changed contradict the plan."""
     seen = {table.table_id: table.metadata_location for table in plan.tables}
     moved = {n: head for n, head in heads.items() if head.metadata_location != seen[n]}
+    # What was committed by us a moment ago has moved, too.
+    moved = {n: head for n, head in moved.items() if n not in commits.expired}
     if not moved:
         return
     sources = [Source(n, head.metadata_location, changes=False) for n, head in moved.items()]
@@ -162,29 +176,28 @@ def _compare(
         )
     )
     costs.add_requests((row.text, row["size"]) for row in noted if row.note == NOTE_REQUESTS)
-    commits.failed |= errors_in(noted, "table_id", "text")
+    _fail(plan, commits, errors_in(noted, "table_id", "text"))
     now = {row.table_id: summary_of(row.text) for row in noted if row.note == NOTE_TABLE}
     commits.outdated |= _replaced(plan, now)
-    still = [n for n in moved if n in now and n not in commits.stopped]
-    if still:
-        second = _SecondLook(plan, reading, costs, facts.filter(F.col("table_id").isin(still)))
-        commits.outdated |= second.contradictions(still)
-        commits.failed |= second.failed
+    second = _SecondLook(plan, reading, costs, facts)
+    commits.outdated |= second.contradictions([n for n in moved if n in now])
+    _fail(plan, commits, second.failed)
 
 
 def _replaced(plan: Plan, now: Mapping[int, Summary]) -> dict[int, str]:
     places = {root.root_id: root.location for root in plan.roots}
+    tables = {table.table_id: table for table in plan.tables}
     return {
         number: "it was dropped and made again, or moved, meanwhile"
         for number, summary in now.items()
-        if place(summary.location) != places[number]
-        or summary.uuid != next(t.uuid for t in plan.tables if t.table_id == number)
+        if tables[number].goes_ahead
+        and (place(summary.location) != places[number] or summary.uuid != tables[number].uuid)
     }
 
 
 @dataclass(slots=True)
 class _SecondLook:
-    """Compares what new snapshots name with what is about to go."""
+    """Compares what is named now, and was not then, with what is about to go."""
 
     plan: Plan
     reading: Reading
@@ -192,61 +205,69 @@ class _SecondLook:
     facts: DataFrame
     failed: dict[int, LakewardenError] = field(default_factory=dict)
 
-    def contradictions(self, tables: Iterable[int]) -> dict[int, str]:
-        named = self.facts.filter(F.col("what") == SNAPSHOT)
-        planned = self.plan.versions.select(
-            F.col("root_id").alias("table_id"), "version", F.col("kept").alias("stays")
+    def contradictions(self, tables: Sequence[int]) -> dict[int, str]:
+        """Return the tables of which something is needed that was to go, and why."""
+        if not tables:
+            return {}
+        now = self.facts.filter(F.col("what") == SNAPSHOT)
+        then = self.plan.versions.filter(F.col("root_id").isin(list(tables))).select(
+            F.col("root_id").alias("table_id"),
+            "version",
+            F.col("kept").alias("stays"),
+            F.col("reasons").contains("head of").alias("was_head"),
         )
-        both = named.join(planned, on=["table_id", "version"], how="full_outer")
-        mine = F.col("table_id").isin(list(tables))
-        going = mine & (F.col("stays") == F.lit(False))
+        both = now.join(then, on=["table_id", "version"], how="full_outer")
         reffed = F.col("reasons").contains("tag ") | F.col("reasons").contains("head of")
-        trouble = both.filter(going & (F.col("kept").isNull() | reffed))
+        trouble = both.filter(~F.col("stays") & (F.col("kept").isNull() | reffed))
         found = {
             row.table_id: "a tag or branch was made meanwhile, or somebody else is expiring"
             for row in trouble.select("table_id").distinct().collect()
         }
-        fresh = both.filter(mine & F.col("stays").isNull()).select(*self.facts.columns)
-        return found | self._needed(fresh)
+        return found | self._needed(both)
 
-    def _needed(self, fresh: DataFrame) -> dict[int, str]:
+    def _needed(self, both: DataFrame) -> dict[int, str]:
         """Open what is new, and find tables of which it names something that is about to go."""
-        places = {root.root_id: root.location for root in self.plan.roots if root.table_id >= 0}
-        opening, tasks = self.reading.opening, self.reading.tasks
+        columns = self.facts.columns
+        fresh = both.filter(F.col("stays").isNull()).select(*columns)
+        # What heads named then was read then.  They are opened again, to tell new from known.
+        heads = both.filter(F.col("was_head") & F.col("kept")).select(*columns)
         listed = self._read(
-            snapshots.lists(
-                fresh.withColumn("open", F.lit(True)), places, opening, Equality(), tasks=tasks
-            )
+            fresh.withColumn("open", F.lit(True))
+            .unionByName(heads.withColumns({"open": F.lit(True), "kept": F.lit(False)}))
+            .unionByName(self.facts.filter("what != 'snapshot'").withColumn("open", F.lit(False))),
+            snapshots.lists,
         )
-        new = fresh.select("table_id", F.col("version").alias("added_by"))
-        manifests = listed.filter(F.col("uri").isNotNull())
-        unknown = manifests.join(new, on=["table_id", "added_by"], how="left_semi").unionByName(
-            manifests.filter(F.col("added_by").isNull())
+        named, known = listed.filter("kept"), listed.filter("NOT kept")
+        manifests = named.filter("uri IS NOT NULL")
+        unknown = manifests.join(
+            known.select("uri").distinct(), on="uri", how="left_anti"
+        ).withColumn("tables", F.col("table_id").cast("string"))
+        needed = self._rooted(named.unionByName(self._read(unknown, snapshots.contents)))
+        doomed = self.plan.deletions.select("table_id", "root_id", "key", "stem")
+        by_key = needed.select("root_id", "key").distinct()
+        by_path = needed.filter("bare IS NOT NULL").select(F.col("bare").alias("stem")).distinct()
+        hit = doomed.join(by_key, on=["root_id", "key"], how="left_semi").unionByName(
+            doomed.join(by_path, on="stem", how="left_semi")
         )
-        opened = self._read(
-            snapshots.contents(
-                unknown.withColumn("tables", F.col("table_id").cast("string")),
-                places,
-                opening,
-                Equality(),
-                tasks=tasks,
-            )
-        )
-        outside = {root.location.uri: root.root_id for root in self.plan.roots if root.table_id < 0}
-        needed = listed.unionByName(opened)
-        if outside:
-            cases = "".join(f" WHEN '{uri}' THEN {n}" for uri, n in outside.items())
-            needed = needed.withColumn(
-                "root_id", F.expr(f"coalesce(root_id, CASE store{cases} END)")
-            )
-        hit = self.plan.deletions.join(
-            needed.select("root_id", "key").distinct(), on=["root_id", "key"], how="left_semi"
-        )
-        reason = "a newer snapshot needs files that were about to go"
+        reason = "what was committed meanwhile needs files that were about to go"
         return {row.table_id: reason for row in hit.select("table_id").distinct().collect()}
 
-    def _read(self, stage: DataFrame) -> DataFrame:
-        data, noted = settle(stage)
+    def _rooted(self, named: DataFrame) -> DataFrame:
+        outside = [root for root in self.plan.roots if root.table_id < 0]
+        cases = "".join(f" WHEN '{root.location.uri}' THEN {root.root_id}" for root in outside)
+        if not cases:
+            return named
+        return named.withColumn("root_id", F.expr(f"coalesce(root_id, CASE store{cases} END)"))
+
+    def _read(self, rows: DataFrame, stage: Callable[..., DataFrame]) -> DataFrame:
+        places = {
+            root.root_id: root.location
+            for root in self.plan.roots
+            if root.format is Format.ICEBERG and root.owned and root.location.scheme != "iceberg"
+        }
+        data, noted = settle(
+            stage(rows, places, self.reading.opening, Equality(), tasks=self.reading.tasks)
+        )
         self.costs.add_requests(
             (row.text, row["size"]) for row in noted if row.note == NOTE_REQUESTS
         )

@@ -9,7 +9,7 @@ inventory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -89,11 +89,15 @@ def survey_iceberg(
             reading, [one.pointer for one in (*found, *others) if one.pointer]
         )
     with costs.stage(reading, "read metadata", f"tables: {len(found) + len(others):,}"):
-        facts, found = _read_metadata(found, others, rule, reading, costs)
-    work = _Work(targets, reading, costs, _roots(found, orphans=rule.policy is None))
-    if rule.policy is None:
-        return work.orphans(facts, found)
-    return work.expiry(facts, found)
+        facts, known = _read_metadata(found, others, rule, reading, costs)
+        orphans = rule.policy is None
+        held = _overlaps(known, orphans=orphans)
+        found = [one.but(held.get(one.table_id)) for one in known[: len(found)]]
+        roots = _roots(found)
+        if orphans and targets.guard is Guard.CATALOG:
+            roots += _places_beside(found, known[len(found) :])
+    work = _Work(targets, reading, costs, roots)
+    return work.orphans(facts, found) if orphans else work.expiry(facts, found)
 
 
 # -- which tables ----------------------------------------------------------------------------------
@@ -156,7 +160,7 @@ def _read_metadata(
         if one.pointer is not None
     ]
     if not sources:
-        return frame(reading.spark, snapshots.FACTS, []), list(found)
+        return frame(reading.spark, snapshots.FACTS, []), [*found, *others]
     facts, noted = settle(
         snapshots.tables(reading.spark, sources, rule, reading.opening, tasks=reading.tasks)
     )
@@ -170,8 +174,7 @@ def _read_metadata(
     broken = next((one for one in known if one.protected and one.error), None)
     if broken is not None and broken.error is not None:
         raise _unprotectable(broken.error)
-    held = _overlaps(known)
-    return facts, [one.but(held.get(one.table_id)) for one in known[: len(found)]]
+    return facts, known
 
 
 def _unprotectable(error: LakewardenError) -> LakewardenError:
@@ -180,79 +183,127 @@ def _unprotectable(error: LakewardenError) -> LakewardenError:
     )
 
 
-def _overlaps(tables: Sequence[_Found]) -> dict[int, LakewardenError]:
+@dataclass(frozen=True, slots=True)
+class _Area:
+    """A place where files of a table lie: its location, or one its writers are sent to."""
+
+    location: Location
+    table: _Found
+    is_home: bool
+
+
+def _areas(tables: Sequence[_Found]) -> list[_Area]:
+    """Return the places of all tables that are known, outer ones first."""
+    areas = []
+    for one in tables:
+        home = place(one.summary.location) if one.summary else _guessed_home(one)
+        if home is None:
+            continue
+        areas.append(_Area(home, one, is_home=True))
+        for uri in one.summary.places if one.summary else ():
+            extra = place(uri)
+            if extra is not None and extra != home and not home.contains(extra):
+                areas.append(_Area(extra, one, is_home=False))
+    return sorted(areas, key=lambda area: (area.location.store.uri, f"{area.location.path}/"))
+
+
+def _guessed_home(one: _Found) -> Location | None:
+    """Return where a table whose metadata cannot be read seems to lie: above its metadata."""
+    found = place(one.pointer.metadata_location) if one.pointer else None
+    return None if found is None else found.parent.parent
+
+
+def _pairs(areas: Sequence[_Area]) -> Iterator[tuple[_Area, _Area]]:
+    """Yield areas of different tables that overlap, the outer one first."""
+    above: list[_Area] = []
+    for area in areas:
+        above = [
+            outer
+            for outer in above
+            if outer.location == area.location or outer.location.contains(area.location)
+        ]
+        yield from ((outer, area) for outer in above if outer.table is not area.table)
+        above.append(area)
+
+
+def _overlaps(tables: Sequence[_Found], *, orphans: bool) -> dict[int, LakewardenError]:
     """Refuse tables that share a place or an identity with another one of the catalog."""
     held: dict[int, LakewardenError] = {}
-    areas: list[tuple[Location, _Found]] = []
     by_uuid: dict[str, _Found] = {}
     for one in tables:
         if one.summary is None:
             continue
-        location = place(one.summary.location)
-        if location is None:
+        if place(one.summary.location) is None:
             held[one.table_id] = Refused(
                 ErrorKind.UNKNOWN_SCHEME,
                 f"{one.table.uri} lies at {one.summary.location!r}, in no store that can be reached "
                 "from here; nothing goes",
             )
-            continue
-        areas.append((location, one))
         twin = by_uuid.setdefault(one.summary.uuid or one.table.uri, one)
         if twin is not one:
             held |= _both(one, twin, "is the same table under another name, or a copy of it")
-    areas.sort(key=lambda area: (area[0].store.uri, f"{area[0].path}/"))
-    above: list[tuple[Location, _Found]] = []
-    for location, one in areas:
-        above = [(outer, t) for outer, t in above if outer == location or outer.contains(location)]
-        for _, other in above:
-            held |= _both(one, other, "lies at the same place, inside or around it")
-        above.append((location, one))
+    for outer, inner in _pairs(_areas(tables)):
+        if outer.is_home and inner.is_home:
+            held |= _both(outer.table, inner.table, "lies at the same place, inside or around it")
+        elif outer.is_home and orphans:
+            # Expiry removes only what its own table names; a listing would show the other's files.
+            held[outer.table.table_id] = _refusal(inner.table, "writes into it")
     return held
 
 
 def _both(one: _Found, other: _Found, why: str) -> dict[int, LakewardenError]:
-    def refusal(this: _Found, that: _Found) -> LakewardenError:
-        return Refused(
-            ErrorKind.LOCATION_OVERLAP,
-            f"{that.table.uri} {why}, so a file of one may be needed by the other; nothing goes: "
-            f"move one away, or set gc.enabled=false on {this.table.uri}",
+    return {one.table_id: _refusal(other, why), other.table_id: _refusal(one, why)}
+
+
+def _refusal(other: _Found, why: str) -> LakewardenError:
+    return Refused(
+        ErrorKind.LOCATION_OVERLAP,
+        f"{other.table.uri} {why}, so a file of one may be needed by the other; nothing goes: move "
+        "one of them away, or repair it if it cannot be read",
+    )
+
+
+def _roots(found: Sequence[_Found]) -> list[Root]:
+    """Return the place of every table.
+
+    A table that cannot be read has none; its name stands for it, and nothing of it goes.
+    """
+    return [
+        Root(
+            one.table_id,
+            one.table_id,
+            (place(one.summary.location) if one.summary else None)
+            or Location("iceberg", one.table.catalog, ".".join(one.table.parts)),
+            format=Format.ICEBERG,
+            partition_fields=one.summary.partition_fields if one.summary else (),
         )
-
-    return {one.table_id: refusal(one, other), other.table_id: refusal(other, one)}
-
-
-def _roots(found: Sequence[_Found], *, orphans: bool) -> list[Root]:
-    """Return the places of all tables: where each lies, and where its writers were sent."""
-    roots = []
-    taken: list[Location] = []
-    for one in found:
-        location = place(one.summary.location) if one.summary else None
-        if location is None:
-            # A table that cannot be read has no place; its name stands for it, and nothing of it goes.
-            location = Location("iceberg", one.table.catalog, ".".join(one.table.parts))
-        fields = one.summary.partition_fields if one.summary else ()
-        roots.append(Root(one.table_id, one.table_id, location, format=Format.ICEBERG,
-                          partition_fields=fields))  # fmt: skip
-        taken.append(location)
-    if not orphans:
-        return roots
-    number = max((root.root_id for root in roots), default=0) + 1
-    for one in found:
-        if one.summary is None or one.error is not None or not one.changes:
-            continue
-        for uri in one.summary.places:
-            extra = place(uri)
-            if extra is None or any(_overlap(extra, other) for other in taken):
-                continue
-            taken.append(extra)
-            roots.append(Root(number, one.table_id, extra, format=Format.ICEBERG,
-                              partition_fields=one.summary.partition_fields))  # fmt: skip
-            number += 1
-    return roots
+        for one in found
+    ]
 
 
-def _overlap(one: Location, other: Location) -> bool:
-    return one == other or one.contains(other) or other.contains(one)
+def _places_beside(found: Sequence[_Found], others: Sequence[_Found]) -> list[Root]:
+    """Return the places that only one table's writers are sent to, outside its location."""
+    areas = _areas([*found, *others])
+    shared = {id(area) for pair in _pairs(areas) for area in pair}
+    free = [
+        area
+        for area in areas
+        if not area.is_home
+        and id(area) not in shared
+        and area.table.changes
+        and area.table.error is None
+    ]
+    number = max(one.table_id for one in found) + 1
+    return [
+        Root(
+            number + step,
+            area.table.table_id,
+            area.location,
+            format=Format.ICEBERG,
+            partition_fields=area.table.summary.partition_fields if area.table.summary else (),
+        )
+        for step, area in enumerate(free)
+    ]
 
 
 # -- what they name --------------------------------------------------------------------------------
@@ -327,8 +378,9 @@ class _Work:
 
     def orphans(self, facts: DataFrame, found: list[_Found]) -> Survey:
         """Find out which files any snapshot names, and list what is there."""
-        readable = [one.table_id for one in found if one.error is None and one.summary is not None]
-        changing = [one for one in found if one.table_id in readable and one.changes]
+        # What a table in trouble needs, perhaps of another table, is needed all the same.
+        readable = [one.table_id for one in found if one.summary and not one.summary.skipped]
+        changing = [one for one in found if one.error is None and one.summary and one.changes]
         with self.costs.stage(self.reading, "list"):
             objects, states, failed = self._listed(changing)
         number = sum(one.summary.kept for one in found if one.summary)
@@ -496,6 +548,9 @@ class _Work:
         states: Mapping[int, State] | None = None,
     ) -> Survey:
         failed = errors_in(notes, "table_id", "text")
+        for one in found:
+            if one.protected and one.table_id in failed:
+                raise _unprotectable(failed[one.table_id])
         warned = errors_in(notes, "table_id", "text", NOTE_WARNING)
         by_id = {root.root_id: root for root in self.roots}
         tables = []
@@ -583,13 +638,13 @@ def _decisions(facts: DataFrame) -> DataFrame:
 
 
 def _below(objects: DataFrame, roots: Sequence[Root], below: str) -> DataFrame:
-    """Leave only objects under the given place, which must be part of one of the tables."""
+    """Leave all objects alone but those under the given place, part of one of the tables."""
     wanted = place(below)
     for root in roots:
         if wanted is not None and (root.location == wanted or root.location.contains(wanted)):
             inside = root.location.relative(wanted)
-            mine = F.col("root_id") == root.root_id
-            return objects.filter(mine & F.col("path").startswith(f"{inside}/" if inside else ""))
+            below_it = F.col("path").startswith(f"{inside}/" if inside else "")
+            return objects.withColumn("owned", (F.col("root_id") == root.root_id) & below_it)
     raise UsageError(
         ErrorKind.USAGE, f"--location {below} is not inside any of the tables; give a place that is"
     )

@@ -12,6 +12,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -47,6 +48,8 @@ from lakewarden.pipeline.listing import Unit, identify
 from lakewarden.storage.location import Location
 
 _PARTS = pa.schema([("uri", pa.string()), ("columns", pa.string()), ("encoded", pa.bool_())])
+#: 2001 in milliseconds; smaller numbers are seconds, or no times.
+_EARLIEST_MS = 10**12
 #: Names that a column may have, in lower case without underscores.
 _NAMES = {
     "bucket": ("bucket",),
@@ -64,6 +67,10 @@ def read(
     """Return the inventory's objects under the given roots, like a listing, and its notes."""
     stores = ReadStores(opening)
     parts = _parts(uri, stores)
+    costs = [
+        SparkRow(key=kind.value, size=number, note=NOTE_REQUESTS)
+        for kind, number in stores.requests().items()
+    ]
     buckets = sorted({root.location.store.uri for root in roots})
     cut = spread(frame(spark, _PARTS, parts), min(tasks, len(parts)))
     listing = cut.mapInArrow(_reader(opening, buckets), sql(LISTING))
@@ -73,14 +80,14 @@ def read(
     if failed:
         # A listing with a hole is none.
         raise from_text(failed[0].key)
-    return objects, noted
+    return objects, noted + costs
 
 
 def _parts(uri: str, stores: ReadStores) -> list[dict[str, Any]]:
     """Return the files of an inventory."""
     found = Location.parse(uri)
     if found.path.endswith("manifest.json"):
-        return list(_of_manifest(json.loads(stores(found).get(found.key)), found))
+        return list(_of_manifest(stores(found).get(found.key), found))
     keys = [
         key for batch in stores(found).list(found.path) for key in batch.column("key").to_pylist()
     ]
@@ -95,9 +102,10 @@ def _parts(uri: str, stores: ReadStores) -> list[dict[str, Any]]:
     return [{"uri": Location(found.scheme, found.authority, key).uri} for key in files]
 
 
-def _of_manifest(manifest: Mapping[str, Any], at: Location) -> Iterator[dict[str, Any]]:
+def _of_manifest(data: bytes, at: Location) -> Iterator[dict[str, Any]]:
     """Yield the parts that S3 Inventory's manifest names, with the columns CSV files lack."""
     try:
+        manifest = json.loads(data)
         is_csv = manifest["fileFormat"].upper() == "CSV"
         columns = manifest["fileSchema"] if is_csv else None
         bucket = manifest["destinationBucket"].rpartition(":")[2]
@@ -136,7 +144,7 @@ def _read_part(
         return _listing(table, row, units)
     except LakewardenError as error:
         return list(batches([{"key": as_text(error), "note": NOTE_ERROR}], LISTING))
-    except (pa.ArrowException, ValueError, OSError) as error:
+    except (pa.ArrowException, ValueError, OSError, EOFError, zlib.error) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         unread = UsageError(ErrorKind.USAGE, f"inventory part {row['uri']} cannot be read: {first}")
         return list(batches([{"key": as_text(unread), "note": NOTE_ERROR}], LISTING))
@@ -175,20 +183,23 @@ def _listing(
             columns = {one: column.filter(chosen) for one, column in columns.items()}
     keys = columns["key"].to_pylist()
     if part["encoded"]:
-        keys = [unquote_plus(key) for key in keys]
+        keys = [key and unquote_plus(key) for key in keys]
     buckets = columns["bucket"].to_pylist() if "bucket" in columns else [None] * len(keys)
     sizes = pc.cast(columns["size"], pa.int64()).to_pylist()
     times = pc.cast(_moments(columns["modified"]), pa.int64()).to_pylist()
     rows = []
     for bucket, key, size, modified in zip(buckets, keys, sizes, times, strict=True):
         at = _place(bucket, key, units)
-        if at is not None:
-            rows.append({"unit": at[0], "key": at[1], "size": size or 0, "modified_us": modified})
+        if at is None:
+            continue
+        rows.append({"unit": at[0], "key": at[1], "size": size or 0, "modified_us": modified})
     return list(batches(rows, LISTING))
 
 
-def _place(bucket: str | None, key: str, units: Mapping[str, int]) -> tuple[int, str] | None:
+def _place(bucket: str | None, key: str | None, units: Mapping[str, int]) -> tuple[int, str] | None:
     """Return the unit and the key in its store; None if it is in none of ours."""
+    if key is None:
+        raise UsageError(ErrorKind.USAGE, "a row of the inventory has no path")
     if bucket is None and (key.startswith("/") or ":/" in key):
         found = place(key)
         number = units.get(found.store.uri) if found is not None else None
@@ -222,8 +233,14 @@ def _moments(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_timestamp(column.type):
         return pc.cast(column, pa.timestamp("us", tz=column.type.tz))
     if pa.types.is_integer(column.type):
+        if pc.any(pc.less(column, _EARLIEST_MS), min_count=0).as_py():
+            raise UsageError(
+                ErrorKind.USAGE,
+                "the inventory's modification times are no milliseconds since 1970; write them so, "
+                "or as timestamps",
+            )
         return pc.cast(pc.multiply(column, 1000), pa.timestamp("us"))
-    text = pc.replace_with_mask(column, pc.equal(column, ""), pa.scalar(None, pa.string()))
+    text = pc.if_else(pc.equal(column, ""), None, column)
     if pc.all(pc.fill_null(pc.utf8_is_decimal(text), True)).as_py():  # noqa: FBT003
         return _moments(pc.cast(text, pa.int64()))
     return pc.cast(text, pa.timestamp("us", tz="UTC"))

@@ -31,7 +31,7 @@ from lakewarden.formats.iceberg.layout import PENDING
 from lakewarden.formats.iceberg.manifests import read_manifest_list, read_manifests
 from lakewarden.formats.iceberg.metadata import TableMetadata, parse
 from lakewarden.formats.iceberg.paths import Equality, Places, place, place_all
-from lakewarden.model import FileKind, Verdict
+from lakewarden.model import FileKind, FileReason
 from lakewarden.pipeline.frames import (
     NOTE_BASE,
     NOTE_ERROR,
@@ -67,8 +67,9 @@ _PLACES = (
     "write.folder-storage.path",
     "write.metadata.path",
 )
-#: Metadata files of one table that are opened before any of them goes.
+#: Metadata files of one table that are opened before anything goes: of each sort, and in all.
 _SUSPECTS = 4
+_SUSPECTS_MAX = 1000
 _STRANGERS = pa.schema(
     [
         ("table_id", pa.int32()),
@@ -205,20 +206,27 @@ def contents(
 def strangers(
     judged: DataFrame, roots: Sequence[Root], uuids: Mapping[int, str | None], opening: Opening
 ) -> DataFrame:
-    """Look into metadata files that are about to go, and return those of other tables.
+    """Look into metadata files that nothing names, and return those of other tables.
 
     Every table numbers its metadata files.  Two with one number may come from two tables, so those
-    are opened first; then the newest.  A few per table are enough to notice.
+    are opened; and of the others the newest and the lowest, where a second table would show.
     """
-    number = F.regexp_extract("path", r"([0-9]+)-[^/]*$", 1)
-    metadata = judged.filter(F.col("kind") == FileKind.METADATA.value)
-    twins = F.count(F.lit(1)).over(Window.partitionBy("table_id", number))
-    first = Window.partitionBy("table_id").orderBy(F.desc("twins"), F.desc("modified_us"))
+    number = F.regexp_extract("path", r"([0-9]+)-[^/]*$", 1).try_cast("bigint")
+    metadata = judged.filter(F.col("kind") == FileKind.METADATA.value).withColumn("number", number)
+    table = Window.partitionBy("table_id")
     suspects = (
-        metadata.withColumn("twins", twins)
-        .filter(F.col("verdict") == Verdict.DELETE.value)
-        .withColumn("rank", F.row_number().over(first))
-        .filter(F.col("rank") <= _SUSPECTS)
+        metadata.withColumn(
+            "twins", F.count("number").over(Window.partitionBy("table_id", "number"))
+        )
+        .filter(F.col("reason") != FileReason.IN_USE.value)
+        .withColumn("new", F.row_number().over(table.orderBy(F.desc("modified_us"))))
+        .withColumn("low", F.row_number().over(table.orderBy("number")))
+        .withColumn("same", F.row_number().over(table.orderBy(F.desc("twins"), "number")))
+        .filter(
+            (F.col("new") <= _SUSPECTS)
+            | (F.col("low") <= _SUSPECTS)
+            | ((F.col("twins") > 1) & (F.col("same") <= _SUSPECTS_MAX))
+        )
     )
     places = {root.root_id: root for root in roots}
 
@@ -272,7 +280,14 @@ def _read_table(rule: Rule, stores: ReadStores, row: Row) -> list[Row]:
         metadata = parse(_get(stores, row["uri"]), row["uri"])
         if row["role"] == "place":
             return [_note(_summary(metadata), number)]
-        reading = _TableReading(metadata, row["uri"], rule if row["role"] == "change" else None)
+        changes = row["role"] == "change"
+        try:
+            reading = _TableReading(metadata, row["uri"], rule if changes else None)
+        except LakewardenError as error:
+            # Nothing of it goes, but what it needs, perhaps of other tables, is still needed.
+            reading = _TableReading(metadata, row["uri"], None)
+            refused = [{**number, "text": as_text(error), "note": NOTE_ERROR}]
+            return [{**fact, **number} for fact in reading.facts()] + refused
         if reading.expires:
             reading.resume(stores)
         return [{**fact, **number} for fact in reading.facts()]

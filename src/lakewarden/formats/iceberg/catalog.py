@@ -142,7 +142,7 @@ class Lake:
         """Return the tables a target means."""
         catalog = self.catalog(target.catalog)
         with _speaking_of(target):
-            if len(target.parts) > 1 and catalog.table_exists(target.parts):
+            if len(target.parts) > 1 and self._exists(target):
                 return [target]
             found = sorted(_tables_below(catalog, target.parts))
             if not found and target.parts and not _is_namespace(catalog, target.parts):
@@ -153,6 +153,13 @@ class Lake:
             if not found:
                 raise NotFound(f"{target.uri} holds no table, so there is nothing to do")
         return [CatalogTarget(target.catalog, identifier) for identifier in found]
+
+    def _exists(self, table: CatalogTarget) -> bool:
+        try:
+            self.locate(table)
+        except NotFound:
+            return False
+        return True
 
     def locate(self, table: CatalogTarget) -> Pointer:
         """Return a table's pointer, without reading the metadata where the catalog allows it."""

@@ -32,14 +32,14 @@ _DECODINGS = 4
 
 def comparable(path: str) -> str:
     """Return the form in which names are compared: decoded, composed, with single slashes."""
-    if path.isascii() and "%" not in path and "//" not in path:
+    if path.isascii() and "%" not in path and "//" not in path and not path.startswith("/"):
         return path
     for _ in range(_DECODINGS):
         decoded = unquote(path) if "%" in path else path
         if decoded == path:
             break
         path = decoded
-    return _SLASHES.sub("/", unicodedata.normalize("NFC", path))
+    return _SLASHES.sub("/", unicodedata.normalize("NFC", path)).lstrip("/")
 
 
 def place(uri: str) -> Location | None:
@@ -176,7 +176,7 @@ def place_all(uris: pa.Array, places: Places) -> Placed:
 def comparables(paths: pa.Array) -> pa.Array:
     """Return `comparable` of each path; the ordinary ones are left as they are, in bulk."""
     odd = pc.or_(
-        pc.or_(pc.match_substring(paths, "%"), pc.match_substring(paths, "//")),
+        pc.match_substring_regex(paths, "%|//|^/"),
         pc.invert(pc.string_is_ascii(paths)),
     )
     if not pc.any(odd, min_count=0).as_py():
