@@ -102,9 +102,16 @@ class Damaged(LakewardenError):
 
 
 class Conflict(LakewardenError):
-    """Somebody else committed in between; planning again will do."""
+    """Somebody else committed in between; planning again will do.
+
+    `landed` says that our own commit was made all the same.
+    """
 
     exit_code = Exit.CONFLICT
+
+    def __init__(self, kind: ErrorKind, message: str, *, landed: bool = False) -> None:
+        super().__init__(kind, message)
+        self.landed = landed
 
 
 class Interrupted(LakewardenError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -44,13 +44,12 @@ from lakewarden.model import (
     format_duration,
 )
 from lakewarden.pipeline import classification, snapshots
-from lakewarden.pipeline.frames import NOTE_REQUESTS, from_text, pin
+from lakewarden.pipeline.frames import NOTE_REQUESTS, from_text, pin, to_millis
 from lakewarden.pipeline.history import Retention
 from lakewarden.pipeline.snapshots import Rule
 from lakewarden.retention import OnTagged, Policy
 from lakewarden.verdict import Margin
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Missing files that an error names.
 _EXAMPLES = 3
 
@@ -184,6 +183,7 @@ def plan(targets: Targets, request: Cleanup, reading: Reading, *, now: datetime)
         versions=found.versions,
         requests=costs.requests,
         seconds=costs.seconds,
+        expiry=request.expiry,
     )
 
 
@@ -197,7 +197,7 @@ def _surveys(
         parts.append(survey(Scope(targets, retention, request.age_from_commit), reading, costs))
     if targets.iceberg.tables:
         first = max((root.root_id + 1 for part in parts for root in part.roots), default=0)
-        rule = Rule(request.expiry, (now - _EPOCH) // timedelta(milliseconds=1))
+        rule = Rule(request.expiry, to_millis(now))
         parts.append(survey_iceberg(targets.iceberg, rule, reading, costs, first_id=first))
     whole = parts[0]
     for part in parts[1:]:

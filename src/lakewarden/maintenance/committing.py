@@ -28,7 +28,14 @@ from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.survey import Costs, Reading, errors_in, with_credentials
 from lakewarden.model import Format
 from lakewarden.pipeline import snapshots
-from lakewarden.pipeline.frames import NOTE_REQUESTS, NOTE_TABLE, Stores, concurrently, settle
+from lakewarden.pipeline.frames import (
+    NOTE_REQUESTS,
+    NOTE_TABLE,
+    Stores,
+    concurrently,
+    settle,
+    to_millis,
+)
 from lakewarden.pipeline.snapshots import SNAPSHOT, Rule, Source, Summary, summary_of
 from lakewarden.storage.location import Location
 from lakewarden.storage.store import Deletion
@@ -169,16 +176,20 @@ def _compare(
     moved = {n: head for n, head in moved.items() if n not in commits.expired}
     if not moved:
         return
-    sources = [Source(n, head.metadata_location, changes=False) for n, head in moved.items()]
+    tables = {table.table_id: table for table in plan.tables}
+    sources = [
+        Source(n, head.metadata_location, tables[n].goes_ahead, again=True)
+        for n, head in moved.items()
+    ]
+    # By the same rules and at the same moment: what differs is what has changed.
+    rule = Rule(plan.expiry, to_millis(plan.made_at))
     facts, noted = settle(
-        snapshots.tables(
-            reading.spark, sources, Rule(None, 0), reading.opening, tasks=reading.tasks
-        )
+        snapshots.tables(reading.spark, sources, rule, reading.opening, tasks=reading.tasks)
     )
     costs.add_requests((row.text, row["size"]) for row in noted if row.note == NOTE_REQUESTS)
     _fail(plan, commits, errors_in(noted, "table_id", "text"))
     now = {row.table_id: summary_of(row.text) for row in noted if row.note == NOTE_TABLE}
-    commits.outdated |= _replaced(plan, now)
+    commits.outdated |= _replaced(plan, now) | _refs_moved(plan, now)
     second = _SecondLook(plan, reading, costs, facts)
     commits.outdated |= second.contradictions([n for n in moved if n in now])
     _fail(plan, commits, second.failed)
@@ -192,6 +203,16 @@ def _replaced(plan: Plan, now: Mapping[int, Summary]) -> dict[int, str]:
         for number, summary in now.items()
         if tables[number].goes_ahead
         and (place(summary.location) != places[number] or summary.uuid != tables[number].uuid)
+    }
+
+
+def _refs_moved(plan: Plan, now: Mapping[int, Summary]) -> dict[int, str]:
+    """Find tables of which a ref was to expire and now would not."""
+    return {
+        table.table_id: "a tag or branch that was to expire has moved meanwhile"
+        for table in plan.tables
+        if table.table_id in now
+        and not set(table.expired_refs) <= set(now[table.table_id].expired_refs)
     }
 
 
@@ -217,10 +238,9 @@ class _SecondLook:
             F.col("reasons").contains("head of").alias("was_head"),
         )
         both = now.join(then, on=["table_id", "version"], how="full_outer")
-        reffed = F.col("reasons").contains("tag ") | F.col("reasons").contains("head of")
-        trouble = both.filter(~F.col("stays") & (F.col("kept").isNull() | reffed))
+        trouble = both.filter(~F.col("stays") & F.expr("coalesce(kept, true)"))
         found = {
-            row.table_id: "a tag or branch was made meanwhile, or somebody else is expiring"
+            row.table_id: "a snapshot that was to go now stays, or somebody else is expiring"
             for row in trouble.select("table_id").distinct().collect()
         }
         return found | self._needed(both)
@@ -232,7 +252,7 @@ class _SecondLook:
         # What heads named then was read then.  They are opened again, to tell new from known.
         heads = both.filter(F.col("was_head") & F.col("kept")).select(*columns)
         listed = self._read(
-            fresh.withColumn("open", F.lit(True))
+            fresh.withColumns({"open": F.lit(True), "kept": F.lit(True)})
             .unionByName(heads.withColumns({"open": F.lit(True), "kept": F.lit(False)}))
             .unionByName(self.facts.filter("what != 'snapshot'").withColumn("open", F.lit(False))),
             snapshots.lists,
@@ -288,7 +308,7 @@ class _Committing:
         """Commit one table's removal; return its number if it must be looked at again."""
         table, head, ids = job
         number = table.table_id
-        now_ms = int(self.reading.clock.now().timestamp() * 1000)
+        now_ms = to_millis(self.reading.clock.now())
         try:
             record = self._record(table, head)
         except LakewardenError as error:
@@ -297,9 +317,10 @@ class _Committing:
         try:
             commit = self.lake.committing(head, self.stores)
             done = commit.remove(Removal(ids, table.expired_refs), now_ms=now_ms)
-        except Conflict:
-            # Certain not to have landed, so there is nothing to resume.
-            self._forget(record)
+        except Conflict as error:
+            if not error.landed:
+                # There is nothing to resume.
+                self._forget(record)
             return number
         except LakewardenError as error:
             # It may have landed; the record stays, and the next run finds out.

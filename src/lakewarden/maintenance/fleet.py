@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Ranges a directory of tables is listed in; more of them list in parallel, each costs a page.
 _RANGES_PER_DIRECTORY = 16
+#: Small tables that share a range at least: together they fill a page or so.
+_TABLES_PER_RANGE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ def _ranges(directory: Location, stores: ReadStores) -> list[Unit]:
 def ranges(parent: Location, inside: Iterable[str]) -> list[Unit]:
     """Cut a directory into ranges that cover the given tables in it, by their paths."""
     ordered = sorted(inside)
-    size = -(-len(ordered) // _RANGES_PER_DIRECTORY)
+    size = max(_TABLES_PER_RANGE, -(-len(ordered) // _RANGES_PER_DIRECTORY))
     groups = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     # "0" is the character after "/": all keys of the last table come before it.
     return [Unit(parent, group[0], f"{group[-1]}0", tuple(group)) for group in groups]

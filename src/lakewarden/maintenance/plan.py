@@ -11,7 +11,7 @@ import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakewarden.errors import ErrorKind, NotFound, UsageError
+from lakewarden.expiry import ExpiryPolicy
 from lakewarden.model import Format, RemovalStats, Verdict
 from lakewarden.pipeline.frames import ReadStores, Root, Stores, from_micros
 from lakewarden.pipeline.listing import Unit
@@ -98,6 +99,8 @@ class Plan:
     versions: DataFrame
     requests: Mapping[str, int]
     seconds: Mapping[str, float]
+    #: The rules for snapshots of Iceberg tables; None if they all stay.
+    expiry: ExpiryPolicy | None = None
 
     @property
     def deletions(self) -> DataFrame:
@@ -260,6 +263,7 @@ def load(spark: SparkSession, directory: str, stores: ReadStores) -> Plan:
             versions=spark.read.parquet(f"{uri}/versions"),
             requests=header["requests"],
             seconds=header["seconds"],
+            expiry=_expiry(header["expiry"]),
         )
     except (ValueError, KeyError, TypeError, AnalysisException) as error:
         first = str(error).strip().splitlines()[0]
@@ -288,7 +292,29 @@ def _header(plan: Plan) -> dict[str, Any]:
         "directories": [place.uri for place in plan.directories],
         "requests": dict(plan.requests),
         "seconds": dict(plan.seconds),
+        "expiry": None if plan.expiry is None else _plain(plan.expiry),
     }
+
+
+def _plain(policy: ExpiryPolicy) -> dict[str, Any]:
+    """Return the policy as JSON has it: durations in seconds, ids in a list."""
+    plain: dict[str, Any] = {}
+    for name, value in asdict(policy).items():
+        plain[name] = value.total_seconds() if isinstance(value, timedelta) else value
+    ids = policy.snapshots
+    return plain | {"snapshots": None if ids is None else sorted(ids)}
+
+
+def _expiry(plain: dict[str, Any] | None) -> ExpiryPolicy | None:
+    if plain is None:
+        return None
+    spans = {
+        name: timedelta(seconds=plain[name])
+        for name in ("older_than", "max_ref_age")
+        if plain[name] is not None
+    }
+    ids = plain["snapshots"]
+    return ExpiryPolicy(**{**plain, **spans, "snapshots": None if ids is None else frozenset(ids)})
 
 
 def _table(row: dict[str, Any]) -> TablePlan:

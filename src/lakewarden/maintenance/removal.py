@@ -95,7 +95,8 @@ class Receipt:
             return Exit.DONE
         if len(self.outdated) == len(self.failed):
             return Exit.CONFLICT
-        changed = self.removed.files_removed > 0
+        removed = self.removed
+        changed = removed.files_removed > 0 or removed.old_versions_removed > 0
         return Exit.PARTIAL if changed or len(self.failed) < len(self.tables) else Exit.REFUSED
 
     def after(self, plan: Plan) -> Receipt:

@@ -181,6 +181,11 @@ def to_micros(moment: datetime | None) -> int | None:
     return None if moment is None else (moment - _EPOCH) // _MICROSECOND
 
 
+def to_millis(moment: datetime) -> int:
+    """Return milliseconds since 1970, as Iceberg counts."""
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
 def from_micros(micros: int | None) -> datetime | None:
     """Undo `to_micros`; a time that no calendar holds counts as unknown."""
     try:

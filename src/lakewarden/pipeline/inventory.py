@@ -204,6 +204,12 @@ def _place(bucket: str | None, key: str | None, units: Mapping[str, int]) -> tup
         found = place(key)
         number = units.get(found.store.uri) if found is not None else None
         return None if found is None or number is None else (number, found.path)
+    if bucket is None and len(units) > 1:
+        raise UsageError(
+            ErrorKind.USAGE,
+            "the tables lie in several buckets and the inventory does not say which each key is "
+            "in; add a column bucket, or whole paths",
+        )
     for uri, number in units.items():
         if bucket is None or Location.parse(uri).authority == bucket:
             return number, key.lstrip("/")

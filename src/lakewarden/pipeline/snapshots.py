@@ -130,6 +130,16 @@ class Source:
     changes: bool = True
     #: Only its location is wanted, to see whether it overlaps with others.
     only_place: bool = False
+    #: It was read before; expiries that were not finished are known.
+    again: bool = False
+
+    @property
+    def role(self) -> str:
+        if self.only_place:
+            return "place"
+        if not self.changes:
+            return "read"
+        return "again" if self.again else "change"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +177,7 @@ def tables(
         {
             "table_id": source.table_id,
             "uri": source.metadata_location,
-            "role": "place" if source.only_place else "change" if source.changes else "read",
+            "role": source.role,
         }
         for source in sources
     ]
@@ -280,7 +290,7 @@ def _read_table(rule: Rule, stores: ReadStores, row: Row) -> list[Row]:
         metadata = parse(_get(stores, row["uri"]), row["uri"])
         if row["role"] == "place":
             return [_note(_summary(metadata), number)]
-        changes = row["role"] == "change"
+        changes = row["role"] in ("change", "again")
         try:
             reading = _TableReading(metadata, row["uri"], rule if changes else None)
         except LakewardenError as error:
@@ -288,7 +298,7 @@ def _read_table(rule: Rule, stores: ReadStores, row: Row) -> list[Row]:
             reading = _TableReading(metadata, row["uri"], None)
             refused = [{**number, "text": as_text(error), "note": NOTE_ERROR}]
             return [{**fact, **number} for fact in reading.facts()] + refused
-        if reading.expires:
+        if reading.expires and row["role"] == "change":
             reading.resume(stores)
         return [{**fact, **number} for fact in reading.facts()]
     except LakewardenError as error:

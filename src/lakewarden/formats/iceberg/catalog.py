@@ -34,7 +34,8 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.serializers import FromInputFile
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertRefSnapshotId,
@@ -211,7 +212,7 @@ class Commit:
         with _speaking_of(self._pointer.table):
             if isinstance(self._catalog, MetastoreCatalog):
                 return self._swap(self._catalog, removal, now_ms)
-            return self._ask(removal)
+            return self._ask(removal, now_ms)
 
     def _swap(self, catalog: MetastoreCatalog, removal: Removal, now_ms: int) -> Committed:
         """Write the new metadata file and let the catalog move its pointer.
@@ -244,7 +245,7 @@ class Commit:
             writes_metadata=True,
         )
 
-    def _ask(self, removal: Removal) -> Committed:
+    def _ask(self, removal: Removal, now_ms: int) -> Committed:
         """Let a service commit, and check what it was based on."""
         catalog = _with_access(self._catalog, _Reading(self._opening))
         try:
@@ -263,8 +264,10 @@ class Commit:
                 "(it keeps no metadata log), so files stay: remove-orphans finds them",
             )
         if log[-1].metadata_file != self._pointer.metadata_location:
-            self._put_back(catalog, before.metadata, response.metadata)
-            raise _conflict(self._pointer, "it was changed while the commit was under way")
+            self._put_back(catalog, before.metadata, response.metadata, now_ms)
+            raise _conflict(
+                self._pointer, "it was changed while the commit was under way", landed=True
+            )
         return Committed(
             response.metadata_location,
             [entry.metadata_file for entry in before.metadata.metadata_log],
@@ -273,13 +276,15 @@ class Commit:
             writes_metadata=False,
         )
 
-    def _put_back(self, catalog: Catalog, seen: TableMetadata, after: TableMetadata) -> None:
+    def _put_back(
+        self, catalog: Catalog, seen: TableMetadata, after: TableMetadata, now_ms: int
+    ) -> None:
         """Bring back what the commit took from somebody who had committed meanwhile."""
         base = catalog.load_table(self._pointer.table.parts).io.new_input(
             after.metadata_log[-1].metadata_file
         )
         was = FromInputFile.table_metadata(base)
-        lost = _what_was_lost(was, seen, after)
+        lost = _what_was_lost(was, seen, after, now_ms)
         if lost:
             now = catalog.load_table(self._pointer.table.parts)
             catalog.commit_table(now, (AssertTableUUID(uuid=was.table_uuid),), lost)
@@ -318,7 +323,7 @@ def _requirements(before: TableMetadata) -> tuple[TableRequirement, ...]:
 
 
 def _what_was_lost(
-    base: TableMetadata, seen: TableMetadata, after: TableMetadata
+    base: TableMetadata, seen: TableMetadata, after: TableMetadata, now_ms: int
 ) -> tuple[TableUpdate, ...]:
     """Return the updates that bring back refs made meanwhile, and what they need.
 
@@ -330,7 +335,10 @@ def _what_was_lost(
     fresh = {name: ref for name, ref in lost.items() if seen.refs.get(name) != ref}
     needed = [ref.snapshot_id for ref in fresh.values() if ref.snapshot_id not in still]
     return (
-        *(AddSnapshotUpdate(snapshot=by_id[one]) for one in dict.fromkeys(needed)),
+        *(
+            AddSnapshotUpdate(snapshot=_as_new(by_id[one], after, now_ms, step))
+            for step, one in enumerate(dict.fromkeys(needed), 1)
+        ),
         *(
             SetSnapshotRefUpdate(
                 ref_name=name,
@@ -343,6 +351,19 @@ def _what_was_lost(
             for name, ref in fresh.items()
         ),
     )
+
+
+def _as_new(snapshot: Snapshot, after: TableMetadata, now_ms: int, step: int) -> Snapshot:
+    """Return a snapshot in a form that a catalog takes back: the newest in sequence and time.
+
+    Its id and its files are the same; services refuse to add a snapshot that seems an old one.
+    """
+    anew: dict[str, int] = {"timestamp_ms": max(now_ms, after.last_updated_ms)}
+    if not isinstance(after, TableMetadataV1):
+        anew["sequence_number"] = after.last_sequence_number + step
+    if after.format_version > 2:
+        anew |= {"first_row_id": getattr(after, "next_row_id", 0) or 0, "added_rows": 0}
+    return snapshot.model_copy(update=anew)
 
 
 # -- catalogs ------------------------------------------------------------------------------------
@@ -426,10 +447,9 @@ class _speaking_of:  # noqa: N801  # reads as a clause
         ) from error
 
 
-def _conflict(pointer: Pointer, found: str) -> Conflict:
-    return Conflict(
-        ErrorKind.CONFLICT, f"{pointer.table.uri} changed meanwhile ({_first_line(found)})"
-    )
+def _conflict(pointer: Pointer, found: str, *, landed: bool = False) -> Conflict:
+    message = f"{pointer.table.uri} changed meanwhile ({_first_line(found)})"
+    return Conflict(ErrorKind.CONFLICT, message, landed=landed)
 
 
 def _first_line(error: object) -> str:

@@ -243,9 +243,11 @@ def without(
     Everything else stays as it was written, known to this release or not.
     """
     gone, after = removal.snapshot_ids, dict(raw)
-    for name in ("snapshots", "snapshot-log", "statistics", "partition-statistics"):
+    for name in ("snapshots", "statistics", "partition-statistics"):
         if name in raw:
             after[name] = [one for one in raw[name] if one["snapshot-id"] not in gone]
+    if "snapshot-log" in raw:
+        after["snapshot-log"] = _without_gaps(raw["snapshot-log"], gone)
     if "refs" in raw:
         after["refs"] = {name: ref for name, ref in raw["refs"].items() if name not in removal.refs}
     log = [
@@ -256,3 +258,12 @@ def without(
     after["metadata-log"] = log[-previous_versions_max(properties) :]
     after["last-updated-ms"] = max(now_ms, raw.get("last-updated-ms", 0))
     return after
+
+
+def _without_gaps(log: Sequence[Any], gone: frozenset[int]) -> list[Any]:
+    """Return the log after its last entry that goes.
+
+    With a gap, a reader who travels back to a moment in it would see an older snapshot.
+    """
+    last = max((n for n, one in enumerate(log) if one["snapshot-id"] in gone), default=-1)
+    return list(log[last + 1 :])
