@@ -329,6 +329,7 @@ class _Committing:
         self.commits.expired[number] = len(ids)
         self.commits.records[number] = (*table.pending, record)
         if done.writes_metadata:
+            current = place(done.metadata_location)
             self._drop(
                 dropped_metadata_files(
                     done.log_before,
@@ -336,7 +337,8 @@ class _Committing:
                     done.log_after,
                     done.properties,
                     default_enabled=False,
-                )
+                ),
+                current.parent if current is not None else None,
             )
         return None
 
@@ -358,11 +360,14 @@ class _Committing:
             self.stores(found).delete([found.key])
             self.stores(found).prune_directory(found.parent.path)
 
-    def _drop(self, files: Sequence[str]) -> None:
-        """Delete metadata files that have fallen out of the log; a failure is no harm."""
+    def _drop(self, files: Sequence[str], home: Location | None) -> None:
+        """Delete metadata files that have fallen out of the log; a failure is no harm.
+
+        A log may name files of another table, which was copied or registered: those stay.
+        """
         for uri in files:
             found = place(uri)
-            if found is None:
+            if found is None or found.parent != home:
                 continue
             for result in self.stores(found).delete([found.key]):
                 if result.outcome is Deletion.FAILED:

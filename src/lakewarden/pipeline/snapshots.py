@@ -93,6 +93,7 @@ FACTS = pa.schema(
         ("kept", pa.bool_()),
         ("reasons", pa.string()),
         ("round", pa.int32()),
+        ("files", pa.int64()),
         ("text", pa.string()),
         ("note", pa.string()),
     ]
@@ -195,7 +196,8 @@ def lists(
 ) -> DataFrame:
     """Open the manifest lists of snapshots (rows of FACTS with `open`); returns NAMED."""
     cut = spread(
-        facts.select("table_id", "what", "version", "uri", "kind", "size", "kept", "open"), tasks
+        facts.select("table_id", "what", "version", "uri", "kind", "size", "kept", "files", "open"),
+        tasks,
     )
     return cut.mapInArrow(_list_reader(places, opening, equality), sql(NAMED))
 
@@ -320,24 +322,17 @@ class _TableReading:
         self._expiry = decide(metadata.history(), rules, rule.now_ms if rule else 0)
         self._stays = {one.snapshot.snapshot_id for one in self._expiry.decisions if one.keep}
         self._pending: list[str] = []
-        self._earlier: dict[int, TableMetadata] = {}
+        self._earlier: list[TableMetadata] = []
 
     def resume(self, stores: ReadStores) -> None:
         """Find expiries that were committed but not finished: their files are still there."""
         directory = _placed(f"{self._uri.rpartition('/')[0]}/{PENDING}")
         found = stores(directory).list(directory.path)
         for key in [key for batch in found for key in batch.column("key").to_pylist()]:
-            uri = Location(directory.scheme, directory.authority, key).uri
-            self._pending.append(uri)
-            try:
-                record = json.loads(stores(directory).get(key))
-                earlier = parse(_get(stores, record["metadata"]), record["metadata"])
-            except (NotFound, ValueError, KeyError):
-                # Without the metadata of that time nothing tells what was left; such files are
-                # for the removal of orphans.
-                continue
-            if earlier.uuid == self._metadata.uuid:
-                self._earlier[len(self._earlier)] = earlier
+            self._pending.append(Location(directory.scheme, directory.authority, key).uri)
+            earlier = _recorded(stores, directory, key)
+            if earlier is not None and earlier.uuid == self._metadata.uuid:
+                self._earlier.append(earlier)
 
     def facts(self) -> Iterator[Row]:
         yield from self._snapshots()
@@ -365,7 +360,7 @@ class _TableReading:
                 "version": one.snapshot_id,
                 "branch": decision.branch,
                 "kept": decision.keep,
-                "modified_us": one.timestamp_ms * 1000,
+                "modified_us": _micros(one.timestamp_ms),
                 "reasons": "; ".join(decision.reasons),
                 "round": FIRST if not decision.keep or one.snapshot_id in near else SECOND,
             }
@@ -396,7 +391,7 @@ class _TableReading:
         current = {one.snapshot_id for one in self._metadata.snapshots}
         return {
             one.snapshot_id: one
-            for earlier in self._earlier.values()
+            for earlier in self._earlier
             for one in earlier.snapshots
             if one.snapshot_id not in current
         }
@@ -410,21 +405,41 @@ class _TableReading:
             stays = one.snapshot_id in self._stays or one.snapshot_id not in listed
             yield _file(one.path, FileKind.STATISTICS, kept=stays, size=one.size)
         gone = self._gone_before()
-        for earlier in self._earlier.values():
+        for earlier in self._earlier:
             for one in (*earlier.statistics, *earlier.partition_statistics):
                 if one.snapshot_id in gone:
                     yield _file(one.path, FileKind.STATISTICS, kept=False, size=one.size)
 
 
+def _recorded(stores: ReadStores, directory: Location, key: str) -> TableMetadata | None:
+    """Return the metadata that an unfinished expiry started from.
+
+    Without it nothing tells what was left; such files are for the removal of orphans, and a record
+    that leads nowhere holds nobody up.
+    """
+    try:
+        record = json.loads(stores(directory).get(key))
+        return parse(_get(stores, record["metadata"]), record["metadata"])
+    except (NotFound, Damaged, Refused, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    except RecursionError:
+        return None
+
+
 def _named_lists(one: Any, row: Row) -> Iterator[Row]:
     if one.manifest_list is not None:
-        yield {**row, "what": SNAPSHOT, "uri": one.manifest_list}
+        yield {**row, "what": SNAPSHOT, "uri": one.manifest_list, "files": one.files}
         return
     # Old writers named manifests in the metadata itself.
     yield {**row, "what": SNAPSHOT, "uri": None}
     for uri in one.manifests:
         yield {"what": MANIFEST, "version": one.snapshot_id, "uri": uri, "kept": row["kept"],
                "round": FIRST}  # fmt: skip
+
+
+def _micros(millis: int) -> int | None:
+    """Return microseconds; None for a time beyond all calendars."""
+    return millis * 1000 if abs(millis) < 2**53 else None
 
 
 def _file(uri: str, kind: FileKind, *, kept: bool, size: int | None = None) -> Row:
@@ -560,6 +575,11 @@ def _told(row: Row, error: LakewardenError, output: _Output) -> Iterator[pa.Reco
 
 
 def _manifests(row: Row, found: pa.Table, output: _Output) -> Iterator[pa.RecordBatch]:
+    if not found.num_rows and row["files"]:
+        raise Damaged(
+            ErrorKind.CORRUPT_MANIFEST,
+            f"it names no manifest, and the snapshot says that it has {row['files']:,} file(s)",
+        )
     mark = (row["table_id"], row["kept"])
     fresh = [(*mark, uri) not in output.seen for uri in found.column("path").to_pylist()]
     if not any(fresh):

@@ -233,17 +233,28 @@ class Commit:
             response = mine.commit_table(
                 before, (), (RemoveSnapshotsUpdate(snapshot_ids=[_SLIGHT_SNAPSHOT]),)
             )
+            now = response.metadata_location
         except CommitFailedException as error:
-            # The pointer was not moved, so nobody has seen the file that was written for it.
-            writing.discard()
-            raise _conflict(self._pointer, str(error)) from error
+            now = self._where()
+            if now not in writing.written:
+                # The pointer was not moved, so nobody has seen the file that was written for it.
+                writing.discard()
+                raise _conflict(self._pointer, str(error)) from error
         return Committed(
-            response.metadata_location,
+            now,
             _log(writing.before),
             _log(writing.after),
             writing.after.get("properties", {}),
             writes_metadata=True,
         )
+
+    def _where(self) -> str:
+        """Return where the table's metadata is now."""
+        pointing = _with_access(self._catalog, _Pointing())
+        try:
+            return pointing.load_table(self._pointer.table.parts).metadata_location
+        except _Pointed as found:
+            return found.location
 
     def _ask(self, removal: Removal, now_ms: int) -> Committed:
         """Let a service commit, and check what it was based on."""
@@ -293,6 +304,15 @@ class Commit:
 def _check_same(found: str, expected: str) -> None:
     if found != expected:
         raise CommitFailedException("the table has been changed by someone else")
+
+
+def _check_whole(raw: Mapping[str, Any]) -> None:
+    """Refuse metadata in which something points to a snapshot that is not there."""
+    there = {one["snapshot-id"] for one in raw.get("snapshots", ())}
+    needed = {ref["snapshot-id"] for ref in raw.get("refs", {}).values()}
+    needed |= {raw.get("current-snapshot-id")} - {None, -1}
+    if not needed <= there:
+        raise CommitFailedException("a ref names a snapshot that was to go")
 
 
 def _log(raw: Mapping[str, Any]) -> list[str]:
@@ -504,7 +524,8 @@ class _Writing:
         self._opening = opening
         self._change = change
         self._slight = slight
-        self._written: list[Location] = []
+        #: Files that were written, by their names in the catalog.
+        self.written: dict[str, Location] = {}
 
     def read(self, location: str) -> bytes:
         _check_same(location, self._expected)
@@ -514,17 +535,17 @@ class _Writing:
 
     def write(self, location: str, _slight: bytes) -> None:
         self.after = self._change(self.before)
+        _check_whole(self.after)
         found = place(location)
         if found is None:
             raise _unplaced(location)
         text = json.dumps(self.after, separators=(",", ":"), ensure_ascii=False).encode()
-        self._written.append(found)
+        self.written[location] = found
         self._opening(found).put_if_absent(found.key, _packed(text, location))
 
     def discard(self) -> None:
-        for found in self._written:
+        for found in self.written.values():
             self._opening(found).delete([found.key])
-        self._written.clear()
 
 
 #: Stands for all that goes, in the version of the metadata that PyIceberg gets to see.

@@ -36,6 +36,8 @@ class StoredSnapshot:
     #: Named in the metadata itself, without a list, by old writers of format 1.
     manifests: tuple[str, ...]
     encrypted: bool
+    #: Files that the snapshot's summary counts; None if it does not.
+    files: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,16 @@ def _snapshot(raw: Mapping[str, Any]) -> StoredSnapshot:
         manifest_list,
         manifests,
         raw.get("key-id") is not None,
+        _files(raw.get("summary")),
     )
+
+
+def _files(summary: Any) -> int | None:
+    """Return how many files a snapshot has by its own account, which may be wrong."""
+    names = ("total-data-files", "total-delete-files")
+    counts = [summary.get(name) for name in names] if isinstance(summary, dict) else [None]
+    known = [int(text) for text in counts if isinstance(text, str) and text.isdecimal()]
+    return sum(known) if known else None
 
 
 def _ref(name: str, refs: Mapping[str, Any]) -> expiry.Ref:
@@ -186,6 +197,8 @@ def _optional(raw: Any, name: str, kind: type) -> Any:
     # `true` is an int to isinstance.
     if value is not None and type(value) is not kind:
         raise _MalformedError(f"{name} is {json.dumps(value)[:80]}")
+    if kind is int and value is not None and not -(2**63) <= value < 2**63:
+        raise _MalformedError(f"{name} is {str(value)[:80]}, which no 64 bits hold")
     return value
 
 
