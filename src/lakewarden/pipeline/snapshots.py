@@ -329,10 +329,31 @@ class _TableReading:
         directory = _placed(f"{self._uri.rpartition('/')[0]}/{PENDING}")
         found = stores(directory).list(directory.path)
         for key in [key for batch in found for key in batch.column("key").to_pylist()]:
-            self._pending.append(Location(directory.scheme, directory.authority, key).uri)
-            earlier = _recorded(stores, directory, key)
-            if earlier is not None and earlier.uuid == self._metadata.uuid:
-                self._earlier.append(earlier)
+            self._follow(stores, Location(directory.scheme, directory.authority, key))
+
+    def _follow(self, stores: ReadStores, record: Location) -> None:
+        """Take up one record.
+
+        One that leads nowhere is cleared away: what it stood for is left to the removal of orphans.
+        One of another table is not ours to touch, and one that started from the current metadata
+        belongs to a run that has not committed yet, or never did.
+        """
+        try:
+            started_from = _started_from(stores(record).get(record.key))
+        except NotFound:
+            return
+        if started_from == self._uri:
+            return
+        earlier = _read_or_none(stores, started_from)
+        if earlier is None:
+            self._pending.append(record.uri)
+            return
+        if (earlier.uuid, earlier.location) != (self._metadata.uuid, self._metadata.location):
+            return
+        self._pending.append(record.uri)
+        # Only what this table's own log leads to is part of its history.
+        if started_from in self._metadata.metadata_log:
+            self._earlier.append(earlier)
 
     def facts(self) -> Iterator[Row]:
         yield from self._snapshots()
@@ -411,18 +432,19 @@ class _TableReading:
                     yield _file(one.path, FileKind.STATISTICS, kept=False, size=one.size)
 
 
-def _recorded(stores: ReadStores, directory: Location, key: str) -> TableMetadata | None:
-    """Return the metadata that an unfinished expiry started from.
-
-    Without it nothing tells what was left; such files are for the removal of orphans, and a record
-    that leads nowhere holds nobody up.
-    """
+def _started_from(record: bytes) -> str:
+    """Return the metadata file a record names; empty if it makes no sense."""
     try:
-        record = json.loads(stores(directory).get(key))
-        return parse(_get(stores, record["metadata"]), record["metadata"])
-    except (NotFound, Damaged, Refused, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    except RecursionError:
+        found = json.loads(record)["metadata"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+def _read_or_none(stores: ReadStores, uri: str) -> TableMetadata | None:
+    try:
+        return parse(_get(stores, uri), uri)
+    except (NotFound, Damaged, Refused):
         return None
 
 

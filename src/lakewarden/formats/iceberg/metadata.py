@@ -197,7 +197,7 @@ def _optional(raw: Any, name: str, kind: type) -> Any:
     # `true` is an int to isinstance.
     if value is not None and type(value) is not kind:
         raise _MalformedError(f"{name} is {json.dumps(value)[:80]}")
-    if kind is int and value is not None and not -(2**63) <= value < 2**63:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise _MalformedError(f"{name} is {str(value)[:80]}, which no 64 bits hold")
     return value
 
