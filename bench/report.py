@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import matplotlib.pyplot as plt
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 PICTURE = HERE.parent / "docs" / "benchmarks-growth.svg"
+ICEBERG_PICTURE = HERE.parent / "docs" / "benchmarks-iceberg.svg"
 
 
 def ratio(line: dict[str, Any]) -> str:
@@ -132,6 +134,107 @@ def stages(line: dict[str, Any]) -> str:
     )
 
 
+def measured(line: dict[str, Any]) -> list[str]:
+    """Return the columns in which both sides are compared."""
+    mine, theirs = line["ours"], line["peer"]
+    return [
+        f"{mine['seconds']:.2f}",
+        f"{theirs['seconds']:.2f}",
+        f"{theirs['seconds'] / mine['seconds']:.1f}",
+    ]
+
+
+def compared(
+    lines: list[dict[str, Any]],
+    columns: dict[str, str],
+    more: Callable[[Any], list[str]],
+    *head: str,
+) -> str:
+    """Return a table with the given columns of the lines, and both times."""
+    return table(
+        [*columns, "Lakewarden s", "Iceberg s", "Iceberg / Lakewarden", *head],
+        [
+            [
+                *(
+                    one if isinstance(one := line[key], str) else f"{one:,}"
+                    for key in columns.values()
+                ),
+                *measured(line),
+                *more(line),
+            ]
+            for line in lines
+        ],
+    )
+
+
+def stage_list(line: dict[str, Any]) -> list[str]:
+    long = {name: s for name, s in line["ours"]["stages"].items() if s >= 0.1}
+    return [", ".join(f"{name} {seconds:.1f}" for name, seconds in long.items())]
+
+
+def tuned(line: dict[str, Any]) -> list[str]:
+    seconds = line["peer_tuned"]["seconds"]
+    return [f"{seconds:.2f}", f"{seconds / line['ours']['seconds']:.1f}", *stage_list(line)]
+
+
+def iceberg_s3(line: dict[str, Any]) -> list[str]:
+    wire = line["ours"]["on_the_wire"]
+    return [
+        requests(wire),
+        f"{line['floor']} (x {sum(wire.values()) / line['floor']:.2f})",
+        requests(line["peer"]["on_the_wire"]),
+    ]
+
+
+def mib(line: dict[str, Any]) -> list[str]:
+    mine, theirs = line["ours"]["mib"], line["peer"]["mib"]
+    return [f"{mine['java']} + {mine['driver']} + {mine['workers']}", str(theirs["java"])]
+
+
+def iceberg_fleet(line: dict[str, Any]) -> list[str]:
+    theirs = line["peer"]
+    scaled = theirs["called"] < line["tables"]
+    note = f"scaled from {theirs['called']} tables, {theirs['measured_seconds']:.1f} s"
+    return [note if scaled else "all called", requests(line["ours"]["requests"])]
+
+
+def iceberg(found: dict[str, Any]) -> dict[str, str]:
+    """Return the tables on Iceberg; a part that was not measured says so."""
+    shape = {"snapshots": "snapshots", "entries each": "entries"}
+    expire = found.get("expire", {})
+    parts = {
+        "ICEBERG-ORPHANS": (found.get("orphans"), shape, stage_list, ["stages, s"]),
+        "ICEBERG-LISTING": (
+            found.get("listing"), {**shape, "files": "files"}, stage_list, ["stages, s"]
+        ),
+        "ICEBERG-PARTITIONS": (
+            found.get("partitions"), {"directories": "directories", "files": "files"}, tuned,
+            ["Iceberg tuned s", "ratio", "stages, s"],
+        ),
+        "ICEBERG-ONE": (expire.get("one"), shape, stage_list, ["stages, s"]),
+        "ICEBERG-MANY": (
+            expire.get("many"), {"snapshots": "snapshots", "kept": "keep", "files that go": "files"},
+            stage_list, ["stages, s"],
+        ),
+        "ICEBERG-DEEP": (
+            found.get("deep"), {"snapshots": "snapshots", "kept": "keep", "files that go": "files"},
+            mib, ["Lakewarden MiB (Java + driver + worker)", "Iceberg MiB (Java)"],
+        ),
+        "ICEBERG-FLEET": (
+            found.get("fleet"), {"tables": "tables", "operation": "operation"}, iceberg_fleet,
+            ["Iceberg's time", "Lakewarden requests"],
+        ),
+        "ICEBERG-S3": (
+            found.get("s3"), {"operation": "operation", "snapshots": "snapshots"}, iceberg_s3,
+            ["Lakewarden requests", "floor", "Iceberg requests"],
+        ),
+    }  # fmt: skip
+    return {
+        name: compared(lines, columns, more, *head) if lines else "Not measured yet."
+        for name, (lines, columns, more, head) in parts.items()
+    }
+
+
 def picture(results: dict[str, Any]) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
     for axis, kind in zip(axes, ("append", "overwrite"), strict=True):
@@ -153,9 +256,31 @@ def picture(results: dict[str, Any]) -> None:
     figure.savefig(PICTURE, metadata={"Date": None})
 
 
+def iceberg_picture(found: dict[str, Any]) -> None:
+    expire = found.get("expire", {})
+    parts = {
+        "find orphans in an inventory": (found["orphans"], lambda line: line["snapshots"] ** 2),
+        "expire one snapshot": (expire.get("one", []), lambda line: line["snapshots"] ** 2),
+        "expire all but 10 overwrites": (expire.get("many", []), lambda line: line["snapshots"]),
+    }
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), sharey=True)
+    for axis, (title, (lines, size)) in zip(axes, parts.items(), strict=True):
+        sizes = [size(line) for line in lines]
+        for side, label, mark in (("peer", "Iceberg", "o-"), ("ours", "Lakewarden", "s-")):
+            axis.plot(sizes, [line[side]["seconds"] for line in lines], mark, label=label)
+        unit = "snapshots" if "overwrites" in title else "entries in all manifests"
+        axis.set(xscale="log", yscale="log", xlabel=unit, title=title)
+        axis.legend()
+    axes[0].set_ylabel("seconds (warm, local disk)")
+    figure.tight_layout()
+    figure.savefig(ICEBERG_PICTURE, metadata={"Date": None})
+
+
 def main() -> None:
     results = json.loads((HERE / "results.json").read_text())
     picture(results)
+    if "orphans" in results.get("iceberg", {}):
+        iceberg_picture(results["iceberg"])
     largest = results["append"][-1]
     text = (HERE / "page.md").read_text()
     for name, content in {
@@ -171,6 +296,7 @@ def main() -> None:
             ["command", "s"],
             [[f"`{name}`", f"{seconds:.2f}"] for name, seconds in results["cold"].items()],
         ),
+        **iceberg(results.get("iceberg", {})),
     }.items():
         text = text.replace(f"<{name}>", content)
     PAGE.write_text(text)

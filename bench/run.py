@@ -1,10 +1,12 @@
 """Measure cleanup against pylance's own, in the same run, on the same files.
 
-    make bench                       everything (about twenty minutes)
+    make bench                       everything (about an hour)
     scripts/bench history fleet      some parts
     scripts/bench --sizes 500,1000   smaller
+    scripts/bench iceberg-orphans --iceberg-sizes 100,300
 
-Results go to bench/results.json; `bench/report.py` turns them into the page in the documentation.
+Parts that begin with `iceberg` are in bench/iceberg.py.  Results go to bench/results.json;
+`bench/report.py` turns them into the page in the documentation.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import iceberg
 import lance
 from tables import age, fleet, grow, linked, rows
 
@@ -257,28 +260,49 @@ def cold(base: Path, scratch: Path) -> dict[str, float]:
     return found
 
 
+PARTS = ("history", "young", "s3", "fleet", "memory", "cold")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "parts", nargs="*", default=["history", "young", "s3", "fleet", "memory", "cold"]
-    )
+    known = [*PARTS, *iceberg.PARTS]
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(known)}")
     parser.add_argument("--sizes", default="500,1000,2000,4000,8000")
+    parser.add_argument("--iceberg-sizes", help="instead of each part's own")
     parser.add_argument("--base", default=str(Path(tempfile.gettempdir()) / "lakewarden-bench"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--probe")
     args = parser.parse_args()
     if args.probe:
         probe(args.probe)
         return
+    parts = args.parts or known
+    if not set(parts) <= set(known):
+        parser.error(f"the parts are {', '.join(known)}")
     base = Path(args.base)
     base.mkdir(parents=True, exist_ok=True)
+    results = json.loads(args.results.read_text()) if args.results.exists() else {}
+
+    def keep(found: dict[str, Any]) -> None:
+        results.update(found)
+        args.results.write_text(json.dumps(results, indent=1) + "\n")
+
+    def keep_iceberg(found: dict[str, Any]) -> None:
+        keep({"iceberg": {**results.get("iceberg", {}), **found}})
+
+    keep(measure(parts, base, [int(size) for size in args.sizes.split(",")]))
+    sizes = [int(size) for size in args.iceberg_sizes.split(",")] if args.iceberg_sizes else None
+    iceberg.measure(parts, base, sizes, keep_iceberg)
+
+
+def measure(parts: list[str], base: Path, sizes: list[int]) -> dict[str, Any]:
     scratch = base / "scratch"
-    sizes = [int(size) for size in args.sizes.split(",")]
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if "cold" in args.parts:
+    results: dict[str, Any] = {}
+    if "cold" in parts:
         results["cold"] = cold(base, scratch)
-    if "memory" in args.parts:
+    if "memory" in parts:
         results["memory"] = memory(base)
-    warm = {"history", "young", "s3", "fleet"} & set(args.parts)
+    warm = {"history", "young", "s3", "fleet"} & set(parts)
     if warm:
         spark = start(Engine())
         small = linked(grow(base, "append", [500])[500], scratch / "warm.lance")
@@ -296,7 +320,7 @@ def main() -> None:
         if "fleet" in warm:
             results["fleet"] = fleets(spark, base, scratch)
         spark.stop()
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    return results
 
 
 if __name__ == "__main__":

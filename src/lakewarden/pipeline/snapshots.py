@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 
 from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Refused
 from lakewarden.expiry import ExpiryPolicy, check_collectable, decide, encrypted, rules_for
-from lakewarden.formats.iceberg.layout import PENDING
+from lakewarden.formats.iceberg.layout import METADATA_FILE, PENDING
 from lakewarden.formats.iceberg.manifests import read_manifest_list, read_manifests
 from lakewarden.formats.iceberg.metadata import TableMetadata, parse
 from lakewarden.formats.iceberg.paths import Equality, Places, place, place_all
@@ -438,7 +438,8 @@ def _started_from(record: bytes) -> str:
         found = json.loads(record)["metadata"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
-    return found if isinstance(found, str) else ""
+    named = isinstance(found, str) and METADATA_FILE.fullmatch(found)
+    return found if named else ""
 
 
 def _read_or_none(stores: ReadStores, uri: str) -> TableMetadata | None:
