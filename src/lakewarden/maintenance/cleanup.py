@@ -230,7 +230,8 @@ def _summaries(
         counted[row.table_id].append(row)
     states = found.tables
     if any(row.verdict == classification.MISSING for row in rows):
-        damage = _damage(classification.really_missing(judged, found.roots, reading.opening))
+        lost = classification.really_missing(judged, found.references, found.roots, reading.opening)
+        damage = _damage(lost)
         states = hold_back(states, damage)
     if mismatch is PrefixMismatch.ERROR and any(
         row.reason == FileReason.OTHER_PREFIX for row in rows

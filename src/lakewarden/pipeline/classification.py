@@ -62,18 +62,22 @@ def classify(
 
     `stems` says whether any reference protects by name alone; without, a join is saved.
     """
+    # Names are long and alike; sorting and shipping a hash of each is several times faster.  Two
+    # names with one hash can only make a file seem in use: what goes is compared by its name.
+    hashed = F.xxhash64("key").alias("hash")
     named = (
         references.filter("key IS NOT NULL")
-        .groupBy("root_id", "key")
+        .select("root_id", hashed, "key", "kept", "unlisted", "by_root", "version")
+        .groupBy("root_id", "hash")
         .agg(
             F.expr("bool_or(kept) AS any_kept"),
-            F.expr("bool_or(NOT kept) AS any_going"),
+            F.expr("max(key) FILTER (WHERE NOT kept) AS going"),
             F.expr("bool_or(kept AND NOT coalesce(unlisted, false)) AS expected"),
-            F.expr("max_by(by_root, kept) AS by_root"),
-            F.expr("max_by(version, kept) AS by_version"),
+            F.expr("max(by_root) FILTER (WHERE kept) AS by_root"),
+            F.expr("max(version) FILTER (WHERE kept) AS by_version"),
         )
     )
-    facts = objects.join(named, on=["root_id", "key"], how="full_outer")
+    facts = objects.withColumn("hash", hashed).join(named, on=["root_id", "hash"], how="full_outer")
     protected, elsewhere = "coalesce(any_kept, false)", "false"
     if stems:
         # These protect wherever they appear, so the root plays no part in this join.
@@ -88,17 +92,16 @@ def classify(
     facts = facts.selectExpr(
         "*",
         f"{protected} AS named_by_kept",
-        "coalesce(any_going, false) AS named_by_going",
+        "coalesce(going = key, false) AS named_by_going",
         f"{elsewhere} AS named_elsewhere",
     )
-    # Transaction files are history, not data: a version reads without its own.
-    lost = "expected AND NOT contains(key, '_transactions/')"
     return (
         judged(facts, margin)
-        .filter(f"path IS NOT NULL OR ({lost})")
+        .filter("path IS NOT NULL OR expected")
         .selectExpr(
             *(name for name in VERDICTS if name != "verdict"),
             f"CASE WHEN path IS NULL THEN '{MISSING}' ELSE verdict END AS verdict",
+            "hash",
             "by_root",
             "by_version",
         )
@@ -138,12 +141,25 @@ def judged(facts: DataFrame, margin: Margin) -> DataFrame:
     )
 
 
-def really_missing(classified: DataFrame, roots: Sequence[Root], opening: Opening) -> DataFrame:
+def really_missing(
+    classified: DataFrame, references: DataFrame, roots: Sequence[Root], opening: Opening
+) -> DataFrame:
     """Return the files of kept versions that do not exist: damage.
 
     A file may have been written after its directory was listed, so each is looked up once more.
+    Transaction files are history, not data: a version reads without its own.
     """
-    lost = classified.filter(F.col("verdict") == MISSING).select(*LOST.names[:-1])
+    names = (
+        references.filter("key IS NOT NULL AND kept AND NOT contains(key, '_transactions/')")
+        .select("root_id", F.xxhash64("key").alias("hash"), "key")
+        .distinct()
+    )
+    lost = (
+        classified.filter(F.col("verdict") == MISSING)
+        .select("root_id", "hash", "by_root", "by_version")
+        .join(names, on=["root_id", "hash"])
+        .select(*LOST.names[:-1])
+    )
     return lost.mapInArrow(_look_again(roots, opening), sql(LOST))
 
 

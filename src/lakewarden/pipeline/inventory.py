@@ -26,8 +26,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Row as SparkRow
 
 from lakewarden.errors import ErrorKind, LakewardenError, UsageError
-from lakewarden.formats.iceberg.paths import place
+from lakewarden.formats.iceberg.paths import Places, place_all
 from lakewarden.pipeline.frames import (
+    BATCH_ROWS,
     LISTING,
     NOTE_ERROR,
     NOTE_REQUESTS,
@@ -181,39 +182,43 @@ def _listing(
             text = pc.utf8_lower(pc.cast(columns[name], pa.string()))
             chosen = pc.fill_null(pc.equal(text, wanted), True)  # noqa: FBT003
             columns = {one: column.filter(chosen) for one, column in columns.items()}
-    keys = columns["key"].to_pylist()
-    if part["encoded"]:
-        keys = [key and unquote_plus(key) for key in keys]
-    buckets = columns["bucket"].to_pylist() if "bucket" in columns else [None] * len(keys)
-    sizes = pc.cast(columns["size"], pa.int64()).to_pylist()
-    times = pc.cast(_moments(columns["modified"]), pa.int64()).to_pylist()
-    rows = []
-    for bucket, key, size, modified in zip(buckets, keys, sizes, times, strict=True):
-        at = _place(bucket, key, units)
-        if at is None:
-            continue
-        rows.append({"unit": at[0], "key": at[1], "size": size or 0, "modified_us": modified})
-    return list(batches(rows, LISTING))
-
-
-def _place(bucket: str | None, key: str | None, units: Mapping[str, int]) -> tuple[int, str] | None:
-    """Return the unit and the key in its store; None if it is in none of ours."""
-    if key is None:
+    key = columns["key"].combine_chunks()
+    if key.null_count:
         raise UsageError(ErrorKind.USAGE, "a row of the inventory has no path")
-    if bucket is None and (key.startswith("/") or ":/" in key):
-        found = place(key)
-        number = units.get(found.store.uri) if found is not None else None
-        return None if found is None or number is None else (number, found.path)
+    if part["encoded"]:
+        key = pa.array([unquote_plus(one) for one in key.to_pylist()], pa.string())
+    bucket = columns["bucket"].combine_chunks() if "bucket" in columns else None
+    unit, key = _placed(bucket, key, units)
+    mine = pc.is_valid(unit)
+    size = pc.fill_null(pc.cast(columns["size"], pa.int64()), 0).combine_chunks()
+    modified = pc.cast(_moments(columns["modified"]), pa.int64()).combine_chunks()
+    arrays = [unit, key, size, modified, pa.nulls(len(key), pa.string())]
+    listed = pa.RecordBatch.from_arrays(arrays, schema=LISTING).filter(mine)
+    return [listed.slice(at, BATCH_ROWS) for at in range(0, listed.num_rows, BATCH_ROWS)]
+
+
+def _placed(
+    bucket: pa.Array | None, key: pa.Array, units: Mapping[str, int]
+) -> tuple[pa.Array, pa.Array]:
+    """Return the unit of each row, null if it is in none of ours, and the key in its store."""
+    whole = pc.match_substring_regex(key, "^(/|[A-Za-z][A-Za-z0-9+.-]*:/)")
+    if bucket is None and pc.any(whole, min_count=0).as_py():
+        # Whole paths, of which there may be some elsewhere.
+        places = Places((number, Location.parse(uri)) for uri, number in units.items())
+        placed = place_all(key, places)
+        return placed.root_id, placed.path
     if bucket is None and len(units) > 1:
         raise UsageError(
             ErrorKind.USAGE,
             "the tables lie in several buckets and the inventory does not say which each key is "
             "in; add a column bucket, or whole paths",
         )
-    for uri, number in units.items():
-        if bucket is None or Location.parse(uri).authority == bucket:
-            return number, key.lstrip("/")
-    return None
+    if bucket is None:
+        unit = pa.repeat(pa.scalar(0, pa.int32()), len(key))
+    else:
+        names = pa.array([Location.parse(uri).authority for uri in units], pa.string())
+        unit = pc.cast(pc.index_in(bucket, names), pa.int32())
+    return unit, pc.utf8_ltrim(key, characters="/")
 
 
 def _columns(table: pa.Table, uri: str) -> dict[str, pa.ChunkedArray]:

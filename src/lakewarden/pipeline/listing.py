@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from lakewarden.errors import LakewardenError
 from lakewarden.formats.iceberg import layout as iceberg
-from lakewarden.formats.iceberg.paths import comparable
+from lakewarden.formats.iceberg.paths import Places, comparables, place_all
 from lakewarden.formats.lance import layout
 from lakewarden.model import MAIN, FileKind, Format
 from lakewarden.pipeline.frames import (
@@ -242,6 +242,8 @@ class _Places:
 
 
 def _identifier(stores: Sequence[str], roots: Sequence[Root]) -> Stage:
+    if all(root.format is Format.ICEBERG for root in roots):
+        return iceberg_objects(stores, roots)
     places = _Places(roots)
 
     def identify_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -260,14 +262,6 @@ def _identifier(stores: Sequence[str], roots: Sequence[Root]) -> Stage:
                     continue
                 path = key[len(root.key("")) :]
                 state = states.setdefault(root.root_id, State())
-                if root.format is Format.ICEBERG:
-                    kind = iceberg.classify(path, root.partition_fields)
-                    state.count_iceberg(path, kind, size)
-                    rows.append(
-                        (root.table_id, root.root_id, path, kind.value, comparable(path), comparable(key),
-                         None, None, None, size, modified, root.owned, unit, None)
-                    )  # fmt: skip
-                    continue
                 entry = layout.classify_extra_base(path) if root.plain else layout.classify(path)
                 state.count(path, entry, size, modified)
                 rows.append(
@@ -286,6 +280,86 @@ def _identifier(stores: Sequence[str], roots: Sequence[Root]) -> Stage:
         yield from batches(noted, OBJECTS)
 
     return identify_batches
+
+
+def iceberg_objects(stores: Sequence[str], roots: Sequence[Root]) -> Stage:
+    """Say of every object which Iceberg table it lies under and what it is, batch by batch."""
+    by_id = {root.root_id: root for root in roots}
+    numbers = pa.array(list(by_id), pa.int32())
+    tables = pa.array([root.table_id for root in by_id.values()], pa.int32())
+
+    def identify_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        places = Places((root.root_id, root.location) for root in roots)
+        states: dict[int, State] = {}
+        for batch in incoming:
+            notes = batch.filter(pc.is_valid(batch.column("note")))
+            yield from batches(notes.to_pylist(), OBJECTS)
+            found = batch.filter(pc.is_null(batch.column("note")))
+            units = pc.dictionary_encode(found.column("unit"))
+            prefixes = pa.array(
+                [f"{stores[unit].rstrip('/')}/" for unit in units.dictionary.to_pylist()],
+                pa.string(),
+            )
+            uris = pc.binary_join_element_wise(
+                pc.take(prefixes, units.indices), found.column("key"), ""
+            )
+            placed = place_all(uris, places)
+            mine = pc.is_valid(placed.root_id)
+            found, root_id = found.filter(mine), placed.root_id.filter(mine)
+            if not found.num_rows:
+                continue
+            path = placed.path.filter(mine)
+            kind = iceberg.kinds(path, root_id, by_id)
+            _count(states, root_id, path, kind, found.column("size"))
+            columns = {
+                "table_id": pc.take(tables, pc.index_in(root_id, numbers)),
+                "root_id": root_id,
+                "path": path,
+                "kind": kind,
+                "key": placed.key.filter(mine),
+                "stem": comparables(found.column("key")),
+                "size": found.column("size"),
+                "modified_us": found.column("modified_us"),
+                "owned": pa.repeat(pa.scalar(True), found.num_rows),  # noqa: FBT003
+                "unit": found.column("unit"),
+            }
+            yield pa.RecordBatch.from_arrays(
+                [columns.get(f.name, pa.nulls(found.num_rows, f.type)) for f in OBJECTS],
+                schema=OBJECTS,
+            )
+        noted = [
+            {"root_id": root_id, "key": json.dumps(asdict(state)), "note": NOTE_STATE}
+            for root_id, state in states.items()
+        ]
+        yield from batches(noted, OBJECTS)
+
+    return identify_batches
+
+
+def _count(
+    states: dict[int, State], root_id: pa.Array, path: pa.Array, kind: pa.Array, size: pa.Array
+) -> None:
+    """Add a batch to what is known of each table."""
+    summed = pa.table({"root_id": root_id, "size": size}).group_by("root_id")
+    for row in summed.aggregate([("size", "sum"), ("size", "count")]).to_pylist():
+        state = states.setdefault(row["root_id"], State())
+        state.objects += row["size_count"]
+        state.bytes += row["size_sum"] or 0
+    # Few: metadata files show other tables inside, hidden ones may be those of a Lance table.
+    odd = pc.is_in(kind, pa.array([FileKind.METADATA.value, FileKind.UNKNOWN.value]))
+    for number, one, what in zip(
+        *(column.filter(odd).to_pylist() for column in (root_id, path, kind)), strict=True
+    ):
+        nested = _nested_in(one, what)
+        states[number].nested = max(states[number].nested, nested)
+
+
+def _nested_in(path: str, kind: str) -> str:
+    """Return the table inside that a file belongs to; empty if it belongs to this one."""
+    if kind == FileKind.METADATA.value:
+        return path.rpartition("/")[0].rpartition("metadata")[0]
+    found = _MANIFEST_PATH.match(path)
+    return (found[1] or path) if found else ""
 
 
 @dataclass(slots=True)
@@ -315,15 +389,6 @@ class State:
             self.manifests_mark += _hash(f"{path}\0{size}\0{modified}")
             if entry.branch != MAIN and not path.startswith("tree/"):
                 self.nested = max(self.nested, entry.branch)
-
-    def count_iceberg(self, path: str, kind: FileKind, size: int) -> None:
-        self.objects += 1
-        self.bytes += size
-        if kind is FileKind.METADATA:
-            # A table of its own has its metadata in its own directory.
-            self.nested = max(self.nested, path.rpartition("/")[0].rpartition("metadata")[0])
-        elif kind is FileKind.UNKNOWN and (found := _MANIFEST_PATH.match(path)):
-            self.nested = max(self.nested, found[1] or path)
 
     def __add__(self, other: State) -> State:
         return State(

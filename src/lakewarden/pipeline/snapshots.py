@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -33,6 +33,7 @@ from lakewarden.formats.iceberg.metadata import TableMetadata, parse
 from lakewarden.formats.iceberg.paths import Equality, Places, place, place_all
 from lakewarden.model import FileKind, FileReason
 from lakewarden.pipeline.frames import (
+    BATCH_ROWS,
     NOTE_BASE,
     NOTE_ERROR,
     NOTE_REQUESTS,
@@ -58,7 +59,10 @@ SNAPSHOT, MANIFEST, FILE = "snapshot", "manifest", "file"
 FIRST, SECOND = 1, 2
 #: Manifests that one task decodes at a time.
 _DECODED_TOGETHER = 64
-_CONTENT_KINDS = (FileKind.DATA, FileKind.POSITION_DELETE, FileKind.EQUALITY_DELETE)
+#: Kinds of files by the number that an entry has for them.
+_KINDS = pa.array(
+    [kind.value for kind in (FileKind.DATA, FileKind.POSITION_DELETE, FileKind.EQUALITY_DELETE)]
+)
 _DELETED = 2
 #: Properties that put files elsewhere than under the table's location.
 _PLACES = (
@@ -498,42 +502,104 @@ def summary_of(text: str) -> Summary:
 # -- manifest lists and manifests ------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class _Output:
-    """Collects NAMED rows of one task, column by column."""
+    """Collects what one task has found, and says of all of it together where it is.
 
-    places: Places
-    seen: set[tuple[object, ...]] = field(default_factory=set)
+    Files come by the handful from a list and by the thousand from a manifest.  Placing them, and
+    handing them to Spark, costs the same for few as for many.
+    """
 
-    def placed(self, uris: Sequence[str] | pa.Array, **columns: Any) -> Iterator[pa.RecordBatch]:
-        """Yield rows for the files at these URIs; columns are arrays, or values for all rows."""
-        named = (
-            uris if isinstance(uris, (pa.Array, pa.ChunkedArray)) else pa.array(uris, pa.string())
-        )
-        if isinstance(named, pa.ChunkedArray):
-            named = named.combine_chunks()
-        placed = place_all(named, self.places)
-        where = placed._asdict()
-        arrays = []
-        for column in NAMED:
-            value = where.get(column.name, columns.get(column.name))
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._seen: set[tuple[object, ...]] = set()
+        self._few: list[Row] = []
+        self._many: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._notes: list[Row] = []
+
+    def one(self, named: str, /, **columns: Any) -> None:
+        """Take a file."""
+        self._few.append({"named": named, **columns})
+        self._rows += 1
+
+    def many(self, uris: pa.Array, **columns: Any) -> None:
+        """Take files; columns are arrays, or values for all of them."""
+        arrays = [uris]
+        for column in list(_FOUND)[1:]:
+            value = columns.get(column.name)
             if not isinstance(value, pa.Array):
-                value = pa.repeat(pa.scalar(value, column.type), len(named))
+                value = pa.repeat(pa.scalar(value, column.type), len(uris))
             arrays.append(value)
-        yield pa.RecordBatch.from_arrays(arrays, schema=NAMED)
-        if placed.root_id.null_count:
-            outside = pc.unique(placed.store.filter(pc.is_null(placed.root_id))).to_pylist()
-            new = [store for store in outside if ("outside", store) not in self.seen]
-            self.seen.update(("outside", store) for store in new)
-            yield from batches([{"store": store, "note": NOTE_BASE} for store in new], NAMED)
+        self._many.append(pa.RecordBatch.from_arrays(arrays, schema=_FOUND))
+        self._rows += len(uris)
+
+    def first(self, *mark: object) -> bool:
+        """Tell whether this is the first time."""
+        new = mark not in self._seen
+        self._seen.add(mark)
+        return new
 
     def trouble(
         self, table_id: int, version: int | None, error: LakewardenError, note: str
-    ) -> Iterator[Row]:
-        mark = (table_id, note, error.kind)
-        if mark not in self.seen:
-            self.seen.add(mark)
-            yield {"table_id": table_id, "version": version, "text": as_text(error), "note": note}
+    ) -> None:
+        """Say what is wrong with a table, once for each kind."""
+        if self.first(table_id, note, error.kind):
+            self._notes.append(
+                {"table_id": table_id, "version": version, "text": as_text(error), "note": note}
+            )
+
+    def ready(self, *, all_of_it: bool = False) -> Iterator[pa.RecordBatch]:
+        """Yield what has come together, if it is enough to be worth it."""
+        if self._rows < BATCH_ROWS and not all_of_it:
+            return
+        parts = [*self._many, pa.RecordBatch.from_pylist(self._few, schema=_FOUND)]
+        found = pa.Table.from_batches(parts, schema=_FOUND).combine_chunks()
+        self._few, self._many, self._rows = [], [], 0
+        if found.num_rows:
+            yield self._placed(found)
+        yield from batches(self._notes, NAMED)
+        self._notes = []
+
+    def _placed(self, found: pa.Table) -> pa.RecordBatch:
+        placed = place_all(found.column("named").combine_chunks(), self._places)
+        outside = pc.is_null(placed.root_id)
+        if placed.root_id.null_count:
+            for store in pc.unique(placed.store.filter(outside)).to_pylist():
+                if self.first("outside", store):
+                    self._notes.append({"store": store, "note": NOTE_BASE})
+        kept = found.column("kept").combine_chunks()
+        where = {
+            "root_id": placed.root_id,
+            "store": pc.if_else(outside, placed.store, None),
+            # Only what may go is ever looked up by its own name.
+            "path": pc.if_else(kept, None, placed.path),
+            "key": placed.key,
+            "bare": placed.bare,
+        }
+        arrays = []
+        for column in NAMED:
+            if column.name in where:
+                arrays.append(where[column.name])
+            elif column.name in _FOUND.names:
+                arrays.append(found.column(column.name).combine_chunks())
+            else:
+                arrays.append(pa.nulls(found.num_rows, column.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=NAMED)
+
+
+#: A named file before it is clear where it is.
+_FOUND = pa.schema(
+    [
+        ("named", pa.string()),
+        *(
+            NAMED.field(name)
+            for name in (
+                "table_id", "kind", "size", "kept", "version", "uri", "content", "entries",
+                "added_by",
+            )
+        ),
+    ]
+)  # fmt: skip
 
 
 def _list_reader(places: Mapping[int, Location], opening: Opening, equality: Equality) -> Stage:
@@ -542,7 +608,9 @@ def _list_reader(places: Mapping[int, Location], opening: Opening, equality: Equ
         output = _Output(Places(places.items(), equality))
         rows = (row for batch in incoming for row in batch.to_pylist())
         for row, answer in concurrently(partial(_fetch, stores), rows):
-            yield from _listed(row, answer, output)
+            _list(row, answer, output)
+            yield from output.ready()
+        yield from output.ready(all_of_it=True)
         yield from _requests(stores)
 
     return read_batches
@@ -557,25 +625,22 @@ def _fetch(stores: ReadStores, row: Row) -> tuple[Row, bytes | LakewardenError |
         return row, error
 
 
-def _listed(
-    row: Row, answer: bytes | LakewardenError | None, output: _Output
-) -> Iterator[pa.RecordBatch]:
-    """Yield the file that the row names, and what it names itself if it was opened."""
-    mark = {name: row[name] for name in ("table_id", "version", "kept")}
+def _list(row: Row, answer: bytes | LakewardenError | None, output: _Output) -> None:
+    """Take the file that the row names, and what it names itself if it was opened."""
     if row["uri"] is None:
         return
+    mark = {name: row[name] for name in ("table_id", "version", "kept")}
     if row["what"] == MANIFEST:
-        yield from output.placed([row["uri"]], **mark, kind=FileKind.MANIFEST_FILE.value,
-                                 uri=row["uri"], content=0)  # fmt: skip
+        output.one(row["uri"], **mark, kind=FileKind.MANIFEST_FILE.value, uri=row["uri"], content=0)
         return
     kind = row["kind"] or FileKind.MANIFEST_LIST.value
     size = len(answer) if isinstance(answer, bytes) else row["size"]
-    yield from output.placed([row["uri"]], **mark, kind=kind, size=size)
+    output.one(row["uri"], **mark, kind=kind, size=size)
     try:
         if isinstance(answer, LakewardenError):
             raise answer
         if answer is not None:
-            yield from _manifests(row, read_manifest_list(answer), output)
+            _manifests(row, read_manifest_list(answer), output)
     except NotFound:
         if row["kept"]:
             missing = Damaged(
@@ -583,49 +648,40 @@ def _listed(
                 f"snapshot {row['version']} needs {row['uri']}, which does not exist; nothing goes: "
                 "restore the file, or expire that snapshot",
             )
-            yield from batches(
-                output.trouble(row["table_id"], row["version"], missing, NOTE_ERROR), NAMED
-            )
+            output.trouble(row["table_id"], row["version"], missing, NOTE_ERROR)
     except LakewardenError as error:
-        yield from _told(row, error, output)
+        # What a going list names only ever adds to what may go.
+        note = NOTE_ERROR if row["kept"] or not isinstance(error, Damaged) else NOTE_WARNING
+        named = Damaged(error.kind, f"snapshot {row['version']} ({row['uri']}): {error.message}")
+        output.trouble(row["table_id"], row["version"], named, note)
 
 
-def _told(row: Row, error: LakewardenError, output: _Output) -> Iterator[pa.RecordBatch]:
-    """Yield what is wrong with a list.  What a going one names only ever adds to what may go."""
-    note = NOTE_ERROR if row["kept"] or not isinstance(error, Damaged) else NOTE_WARNING
-    named = Damaged(error.kind, f"snapshot {row['version']} ({row['uri']}): {error.message}")
-    yield from batches(output.trouble(row["table_id"], row["version"], named, note), NAMED)
-
-
-def _manifests(row: Row, found: pa.Table, output: _Output) -> Iterator[pa.RecordBatch]:
+def _manifests(row: Row, found: pa.Table, output: _Output) -> None:
     if not found.num_rows and row["files"]:
         raise Damaged(
             ErrorKind.CORRUPT_MANIFEST,
             f"it names no manifest, and the snapshot says that it has {row['files']:,} file(s)",
         )
-    mark = (row["table_id"], row["kept"])
-    fresh = [(*mark, uri) not in output.seen for uri in found.column("path").to_pylist()]
-    if not any(fresh):
-        return
-    new = found.filter(pa.array(fresh)).combine_chunks()
-    output.seen.update((*mark, uri) for uri in new.column("path").to_pylist())
-    if pc.any(new.column("encrypted")).as_py():
+    if pc.any(found.column("encrypted")).as_py():
         raise Refused(
             ErrorKind.UNSUPPORTED_FEATURE, "its manifests are encrypted and cannot be read here"
         )
-    uris = new.column("path").combine_chunks()
-    yield from output.placed(
-        uris,
-        table_id=row["table_id"],
-        version=row["version"],
-        kept=row["kept"],
-        kind=FileKind.MANIFEST_FILE.value,
-        uri=uris,
-        size=new.column("length").combine_chunks(),
-        content=new.column("content").combine_chunks(),
-        entries=new.column("entries").combine_chunks(),
-        added_by=new.column("added_snapshot_id").combine_chunks(),
-    )
+    mark = {name: row[name] for name in ("table_id", "version", "kept")}
+    columns = ("path", "length", "content", "entries", "added_snapshot_id")
+    values = zip(*(found.column(name).to_pylist() for name in columns), strict=True)
+    for uri, length, content, entries, added_by in values:
+        # Most of a list is what the list before it named.
+        if output.first(row["table_id"], row["kept"], uri):
+            output.one(
+                uri,
+                **mark,
+                kind=FileKind.MANIFEST_FILE.value,
+                uri=uri,
+                size=length,
+                content=content,
+                entries=entries,
+                added_by=added_by,
+            )
 
 
 def _content_reader(places: Mapping[int, Location], opening: Opening, equality: Equality) -> Stage:
@@ -635,26 +691,26 @@ def _content_reader(places: Mapping[int, Location], opening: Opening, equality: 
         rows = ({**row, "open": True} for batch in incoming for row in batch.to_pylist())
         answers = concurrently(partial(_fetch, stores), rows)
         while group := list(islice(answers, _DECODED_TOGETHER)):
-            yield from _decoded(group, output)
+            _decode(group, output)
+            yield from output.ready()
+        yield from output.ready(all_of_it=True)
         yield from _requests(stores)
 
     return read_batches
 
 
-def _decoded(
-    group: Sequence[tuple[Row, bytes | LakewardenError | None]], output: _Output
-) -> Iterator[pa.RecordBatch]:
+def _decode(group: Sequence[tuple[Row, bytes | LakewardenError | None]], output: _Output) -> None:
     fetched = [(row, data) for row, data in group if isinstance(data, bytes)]
     decoded = read_manifests([data for _, data in fetched])
     for (row, data), found in zip(fetched, decoded, strict=True):
-        found = _whole(row, data, found)  # noqa: PLW2901
-        if isinstance(found, pa.Table):
-            yield from _entries(row, found, output)
+        whole = _whole(row, data, found)
+        if isinstance(whole, pa.Table):
+            _entries(row, whole, output)
         else:
-            yield from _unread(row, found, output)
+            _unread(row, whole, output)
     for row, error in group:
         if isinstance(error, LakewardenError):
-            yield from _unread(row, error, output)
+            _unread(row, error, output)
 
 
 def _whole(row: Row, data: bytes, found: pa.Table | Damaged) -> pa.Table | Damaged:
@@ -670,21 +726,23 @@ def _whole(row: Row, data: bytes, found: pa.Table | Damaged) -> pa.Table | Damag
     )
 
 
-def _entries(row: Row, found: pa.Table, output: _Output) -> Iterator[pa.RecordBatch]:
+def _entries(row: Row, found: pa.Table, output: _Output) -> None:
     live = found.filter(pc.not_equal(found.column("status"), _DELETED)).combine_chunks()
-    kinds = pa.array([kind.value for kind in _CONTENT_KINDS])
-    return output.placed(
-        live.column("path"),
+    if not live.num_rows:
+        return
+    path, size, content = (live.column(n).combine_chunks() for n in ("path", "size", "content"))
+    output.many(
+        path,
         table_id=int(row["tables"].partition(",")[0]),
         version=row["version"],
         kept=row["kept"],
-        kind=pc.take(kinds, live.column("content")).combine_chunks(),
-        size=live.column("size").combine_chunks(),
+        kind=pc.take(_KINDS, content),
+        size=size,
     )
 
 
-def _unread(row: Row, error: LakewardenError, output: _Output) -> Iterator[pa.RecordBatch]:
-    """Yield that a manifest could not be read, for every table that needs it."""
+def _unread(row: Row, error: LakewardenError, output: _Output) -> None:
+    """Say that a manifest could not be read, for every table that needs it."""
     if isinstance(error, NotFound) and not row["kept"]:
         return
     note = NOTE_ERROR if row["kept"] or not isinstance(error, Damaged) else NOTE_WARNING
@@ -694,7 +752,7 @@ def _unread(row: Row, error: LakewardenError, output: _Output) -> Iterator[pa.Re
         + ("; what it needs cannot be known, so nothing goes" if row["kept"] else ""),
     )
     for table_id in row["tables"].split(","):
-        yield from batches(output.trouble(int(table_id), row["version"], named, note), NAMED)
+        output.trouble(int(table_id), row["version"], named, note)
 
 
 def _requests(stores: ReadStores) -> Iterator[pa.RecordBatch]:

@@ -8,7 +8,11 @@ files under names that begin with `_` or `.`, unless the name is that of a parti
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakewarden.model import FileKind
 
@@ -25,6 +29,13 @@ _KINDS = (
 )
 
 
+class PartitionNames(Protocol):
+    """Whatever knows the names of a table's partition fields."""
+
+    @property
+    def partition_fields(self) -> tuple[str, ...]: ...
+
+
 def classify(path: str, partition_fields: Collection[str] = ()) -> FileKind:
     """Return the kind of a file, by its path below the table's location."""
     if any(is_hidden(part, partition_fields) for part in path.split("/")):
@@ -35,6 +46,28 @@ def classify(path: str, partition_fields: Collection[str] = ()) -> FileKind:
         if pattern.fullmatch(path):
             return kind
     return FileKind.DATA
+
+
+def kinds(paths: pa.Array, root_ids: pa.Array, roots: Mapping[int, PartitionNames]) -> pa.Array:
+    """Return the kind of each file; `classify` in bulk."""
+    known = pa.repeat(pa.scalar(FileKind.DATA.value), len(paths))
+    for pattern, kind in reversed(_KINDS):
+        at = pc.match_substring_regex(paths, f"(?s)^(?:{pattern.pattern})$")
+        known = pc.if_else(at, kind.value, known)
+    known = pc.if_else(pc.ends_with(paths, "version-hint.text"), FileKind.HINT.value, known)
+    hidden = pc.match_substring_regex(paths, "(^|/)[_.]")
+    if not pc.any(hidden, min_count=0).as_py():
+        return known
+    looked_at = pa.array(
+        [
+            classify(path, roots[root_id].partition_fields).value
+            for path, root_id in zip(
+                paths.filter(hidden).to_pylist(), root_ids.filter(hidden).to_pylist(), strict=True
+            )
+        ],
+        pa.string(),
+    )
+    return pc.replace_with_mask(known, hidden, looked_at)
 
 
 def is_hidden(name: str, partition_fields: Collection[str]) -> bool:
