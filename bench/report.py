@@ -229,7 +229,8 @@ def iceberg(found: dict[str, Any]) -> dict[str, str]:
             ["Lakewarden requests", "floor", "Iceberg requests"],
         ),
     }  # fmt: skip
-    return {
+    shown = f"![Growth of time with size]({ICEBERG_PICTURE.name})\n\n" if "orphans" in found else ""
+    return {"ICEBERG-PICTURE": shown} | {
         name: compared(lines, columns, more, *head) if lines else "Not measured yet."
         for name, (lines, columns, more, head) in parts.items()
     }

@@ -609,6 +609,7 @@ def expected_list(where: Path, data: bytes) -> list[Row]:
             "entries": (each.added_files_count or 0)
             + (each.existing_files_count or 0)
             + (each.deleted_files_count or 0),
+            "live": (each.added_files_count or 0) + (each.existing_files_count or 0),
             "encrypted": each.key_metadata is not None,
         }
         for each in pyiceberg_list(PyArrowFileIO().new_input(str(where / "e.avro")))

@@ -586,6 +586,7 @@ def _once(named: DataFrame) -> DataFrame:
         F.bool_or("kept").alias("kept"),
         F.min("uri").alias("uri"),
         F.max("entries").alias("entries"),
+        F.max("live").alias("live"),
         F.max("size").alias("size"),
         F.max("content").alias("content"),
         F.max("version").alias("version"),
@@ -598,6 +599,9 @@ def _worth_opening(named: DataFrame, beside: Sequence[int]) -> DataFrame:
     """Return going manifests, and kept ones that may name the same files: of the same content."""
     manifests = _once(named)
     doomed = manifests.filter(~F.col("kept"))
+    # One that only says what was deleted names nothing that could go.  If its list were wrong about
+    # that, a file would be left over, no more; of kept manifests the list is not believed.
+    doomed = doomed.filter("live IS NULL OR live > 0")
     wanted = doomed.select("table_id", "content").distinct()
     kept = manifests.filter(F.col("kept"))
     same = kept.join(wanted, on=["table_id", "content"], how="left_semi")

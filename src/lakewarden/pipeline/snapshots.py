@@ -118,6 +118,7 @@ NAMED = pa.schema(
         ("uri", pa.string()),
         ("content", pa.int32()),
         ("entries", pa.int64()),
+        ("live", pa.int64()),
         ("added_by", pa.int64()),
         ("text", pa.string()),
         ("note", pa.string()),
@@ -595,7 +596,7 @@ _FOUND = pa.schema(
             NAMED.field(name)
             for name in (
                 "table_id", "kind", "size", "kept", "version", "uri", "content", "entries",
-                "added_by",
+                "live", "added_by",
             )
         ),
     ]
@@ -667,9 +668,9 @@ def _manifests(row: Row, found: pa.Table, output: _Output) -> None:
             ErrorKind.UNSUPPORTED_FEATURE, "its manifests are encrypted and cannot be read here"
         )
     mark = {name: row[name] for name in ("table_id", "version", "kept")}
-    columns = ("path", "length", "content", "entries", "added_snapshot_id")
+    columns = ("path", "length", "content", "entries", "live", "added_snapshot_id")
     values = zip(*(found.column(name).to_pylist() for name in columns), strict=True)
-    for uri, length, content, entries, added_by in values:
+    for uri, length, content, entries, live, added_by in values:
         # Most of a list is what the list before it named.
         if output.first(row["table_id"], row["kept"], uri):
             output.one(
@@ -680,6 +681,7 @@ def _manifests(row: Row, found: pa.Table, output: _Output) -> None:
                 size=length,
                 content=content,
                 entries=entries,
+                live=live,
                 added_by=added_by,
             )
 

@@ -27,6 +27,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import fastavro
@@ -45,7 +46,9 @@ MANIFEST_LIST = pa.schema(
         ("content", pa.int32()),
         ("spec_id", pa.int32()),
         ("added_snapshot_id", pa.int64()),
+        #: All entries, and those of files that were there when it was written; null if not told.
         ("entries", pa.int64()),
+        ("live", pa.int64()),
         ("encrypted", pa.bool_()),
     ]
 )
@@ -171,7 +174,11 @@ def _entry_table(columns: Columns) -> pa.Table:
 
 def _list_table(columns: Columns) -> pa.Table:
     counts = zip(*(columns[name] for name in _COUNTS), strict=True)
-    columns["entries"] = [None if None in three else sum(three) for three in counts]
+    columns["entries"], columns["live"] = [], []
+    for added, existing, deleted in counts:
+        live = None if added is None or existing is None else added + existing
+        columns["live"].append(live)
+        columns["entries"].append(None if live is None or deleted is None else live + deleted)
     columns["encrypted"] = [key is not None for key in columns["key_metadata"]]
     table = _table(columns, MANIFEST_LIST)
     _require(table, "content", 1)
@@ -233,8 +240,7 @@ class _File:
             at, header = _header(data)
             codec = header.get("avro.codec", b"null").decode()
             text = header["avro.schema"].decode()
-            schema = json.loads(text, object_hook=_plain)
-            places = _locate(schema, wanted)
+            schema, places = _understood(text, wanted is _ENTRY)
             file = cls(text, schema, places, frozenset(wanted) - set(places.values()))
         except _UNREADABLE as error:
             raise _damaged(f"has no readable header: {_line(error)}") from error
@@ -267,6 +273,20 @@ class _File:
                 at += size + _SYNC
         except _UNREADABLE as error:
             raise _damaged(f"is cut off or overwritten: {_line(error)}") from error
+
+
+@lru_cache(maxsize=256)
+def _understood(text: str, entries: bool) -> tuple[Any, dict[tuple[int, ...], str]]:  # noqa: FBT001
+    """Read a schema; manifests of one table, and often of many, have the same."""
+    schema = json.loads(text, object_hook=_plain)
+    return schema, _locate(schema, _ENTRY if entries else _MANIFEST)
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    """Return what fastavro makes of a schema, as the schema of a block."""
+    numbered = _numbered(json.loads(text, object_hook=_plain))
+    return fastavro.parse_schema({"type": "array", "items": numbered})
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
@@ -371,8 +391,7 @@ def _one_by_one(file: _File) -> Columns:
     """Read with fastavro, a block as the array that it would be without its end."""
     columns: Columns = {key: [] for key in [*file.places.values(), *file.absent]}
     try:
-        schema = {"type": "array", "items": _numbered(file.schema)}
-        parsed = fastavro.parse_schema(schema)
+        parsed = _parsed(file.text)
         for count, block in zip(file.counts, file.blocks, strict=True):
             stream = io.BytesIO(_encoded(count) + block + b"\0")
             rows: Any = fastavro.schemaless_reader(stream, parsed, None) if count else []
