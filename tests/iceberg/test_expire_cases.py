@@ -1392,6 +1392,15 @@ def test_ic_41_failed_deletes_are_counted_and_the_record_stays(resumed: Resumed,
     assert resumed.records[name] == 1
 
 
+def test_a_file_that_another_target_uses_stays(single: Lab) -> None:
+    table = single.make()
+    _overwritten(table)
+    taker = single.make("db.taker")
+    taker.add_files([_first_file(table)])
+    single.execute(single.plan("db"))
+    oracle.assert_intact(taker)
+
+
 def test_ic_41_a_commit_without_deletes_is_not_told_as_refused(resumed: Resumed) -> None:
     """The metadata was changed, even though no file could be deleted."""
     assert resumed.first.exit_code is Exit.PARTIAL

@@ -358,6 +358,7 @@ def _summary(state: TableState, rows: list[Any]) -> TablePlan:
         uuid=state.summary.uuid if state.summary else None,
         expired_refs=state.summary.expired_refs if state.summary else (),
         pending=state.summary.pending if state.summary else (),
+        rivals=state.summary.rivals if state.summary else (),
     )
 
 

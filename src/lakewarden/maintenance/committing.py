@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #: Catalogs are asked about, and given, so many tables at the same time.
 _TOGETHER = 8
 #: Times a table is looked at and committed to before it is planned again.
-_ATTEMPTS = 4
+_ATTEMPTS = 8
 
 
 @dataclass(slots=True)
@@ -327,7 +327,9 @@ class _Committing:
             self.commits.failed[number] = error
             return None
         self.commits.expired[number] = len(ids)
-        self.commits.records[number] = (*table.pending, record)
+        # Where the commit was a swap, nobody else's that started from the same file can land.
+        swapped = done.writes_metadata and head.metadata_location == table.metadata_location
+        self.commits.records[number] = (*table.pending, record, *(table.rivals if swapped else ()))
         if done.writes_metadata:
             current = place(done.metadata_location)
             self._drop(

@@ -47,7 +47,7 @@ from lakewarden.pipeline.frames import (
     settle,
 )
 from lakewarden.pipeline.listing import State, Unit, states_in
-from lakewarden.pipeline.snapshots import FIRST, SECOND, SNAPSHOT, Rule, Source, Summary, summary_of
+from lakewarden.pipeline.snapshots import FIRST, SNAPSHOT, Rule, Source, Summary, summary_of
 from lakewarden.storage.location import Location
 
 if TYPE_CHECKING:
@@ -331,7 +331,8 @@ class _Work:
             and one.summary is not None
             and (one.summary.going or one.summary.resumed)
         ]
-        beside = [one.table_id for one in found if not one.changes and one.error is None]
+        # Tables may share files, so what all of them need counts as soon as something could go.
+        readable = [one.table_id for one in found if one.summary and not one.summary.skipped]
         notes: list[Row] = []
         named = frame(self.reading.spark, snapshots.NAMED, [])
         if active:
@@ -340,27 +341,21 @@ class _Work:
                 for one in found
                 if one.table_id in active and one.summary
             )
-            mine = facts.filter(F.col("table_id").isin(active))
+            is_active = F.col("table_id").isin(active)
+            at_once = is_active & (F.col("round") == FIRST)
+            is_list = F.col("what") == SNAPSHOT
             with self.costs.stage(self.reading, "read manifest lists"):
                 named, notes = self._lists(
-                    mine.withColumn(
-                        "open", (F.col("round") == FIRST) & (F.col("what") == SNAPSHOT)
-                    ),
-                    number,
+                    facts.filter(is_active).withColumn("open", at_once & is_list), number
                 )
-                doomed = [
-                    row.table_id for row in _doomed(named).select("table_id").distinct().collect()
-                ]
+                doomed = bool(_doomed(named).limit(1).collect())
                 if doomed:
-                    late = facts.filter(
-                        (F.col("round") == SECOND) & F.col("table_id").isin(doomed)
-                        | F.col("table_id").isin(beside)
-                    ).withColumn("open", F.col("what") == SNAPSHOT)
-                    rest, more = self._lists(late, number)
+                    late = facts.filter(F.col("table_id").isin(readable) & ~at_once)
+                    rest, more = self._lists(late.withColumn("open", is_list), number)
                     named, notes = named.unionByName(rest), notes + more
             if doomed:
                 with self.costs.stage(self.reading, "read manifests"):
-                    contents, more = self._contents(_worth_opening(named, beside))
+                    contents, more = self._contents(_worth_opening(named))
                     named, notes = named.unionByName(contents), notes + more
         self._give_roots_to(notes)
         named = self._rooted(named)
@@ -595,20 +590,20 @@ def _once(named: DataFrame) -> DataFrame:
     )
 
 
-def _worth_opening(named: DataFrame, beside: Sequence[int]) -> DataFrame:
-    """Return going manifests, and kept ones that may name the same files: of the same content."""
+def _worth_opening(named: DataFrame) -> DataFrame:
+    """Return going manifests, and kept ones that may name the same files: of the same content.
+
+    A going one that only says what was deleted names nothing that could go.  If its list were
+    wrong about that, a file would be left over, no more; of kept ones the list is not believed.
+    """
     manifests = _once(named)
-    doomed = manifests.filter(~F.col("kept"))
-    # One that only says what was deleted names nothing that could go.  If its list were wrong about
-    # that, a file would be left over, no more; of kept manifests the list is not believed.
-    doomed = doomed.filter("live IS NULL OR live > 0")
-    wanted = doomed.select("table_id", "content").distinct()
-    kept = manifests.filter(F.col("kept"))
-    same = kept.join(wanted, on=["table_id", "content"], how="left_semi")
-    if beside:
-        shared = F.arrays_overlap(F.split("tables", ","), F.array(*[F.lit(str(n)) for n in beside]))
-        same = same.unionByName(kept.filter(shared)).distinct()
-    return doomed.unionByName(same)
+    doomed = manifests.filter("NOT kept AND (live IS NULL OR live > 0)")
+    contents = doomed.select("content").distinct()
+    return doomed.unionByName(
+        manifests.filter("kept")
+        .join(contents, on="content", how="left_semi")
+        .select(doomed.columns)
+    )
 
 
 def _as_objects(going: DataFrame) -> DataFrame:

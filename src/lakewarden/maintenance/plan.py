@@ -61,6 +61,8 @@ class TablePlan:
     uuid: str | None = None
     expired_refs: tuple[str, ...] = ()
     pending: tuple[str, ...] = ()
+    #: Records of runs that have not committed, and cannot any more once this one has.
+    rivals: tuple[str, ...] = ()
 
     @property
     def commits(self) -> bool:
@@ -328,6 +330,7 @@ def _table(row: dict[str, Any]) -> TablePlan:
             "format": Format(row["format"]),
             "expired_refs": tuple(row["expired_refs"]),
             "pending": tuple(row["pending"]),
+            "rivals": tuple(row["rivals"]),
         }
     )
 

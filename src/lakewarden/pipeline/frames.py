@@ -150,6 +150,9 @@ def sql(schema: pa.Schema) -> str:
 
 def frame(spark: SparkSession, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
     """Make a small frame on the driver."""
+    if not rows:
+        # Spark Connect does not take the schema of an empty table.
+        return spark.createDataFrame([], sql(schema))
     return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=schema))
 
 

@@ -171,6 +171,8 @@ class Summary:
     skipped: str | None = None
     #: Records of expiries that were committed, or about to be, and not finished.
     pending: tuple[str, ...] = ()
+    #: Records of runs that started from the current metadata and have not committed.
+    rivals: tuple[str, ...] = ()
     #: Snapshots that went earlier and left files.
     resumed: int = 0
 
@@ -327,6 +329,7 @@ class _TableReading:
         self._expiry = decide(metadata.history(), rules, rule.now_ms if rule else 0)
         self._stays = {one.snapshot.snapshot_id for one in self._expiry.decisions if one.keep}
         self._pending: list[str] = []
+        self._rivals: list[str] = []
         self._earlier: list[TableMetadata] = []
 
     def resume(self, stores: ReadStores) -> None:
@@ -348,6 +351,7 @@ class _TableReading:
         except NotFound:
             return
         if started_from == self._uri:
+            self._rivals.append(record.uri)
             return
         earlier = _read_or_none(stores, started_from)
         if earlier is None:
@@ -372,6 +376,7 @@ class _TableReading:
                 # What an earlier run has left is worth a run by itself.
                 skipped=self._skipped or (None if self._earlier else self._expiry.skipped),
                 pending=tuple(self._pending),
+                rivals=tuple(self._rivals),
                 resumed=len(self._gone_before()),
             ),
             {},
@@ -495,7 +500,7 @@ def _note(summary: Summary, number: Row) -> Row:
 def summary_of(text: str) -> Summary:
     """Read a table's note."""
     found = json.loads(text)
-    for name in ("places", "partition_fields", "expired_refs", "pending"):
+    for name in ("places", "partition_fields", "expired_refs", "pending", "rivals"):
         found[name] = tuple(found[name])
     return Summary(**found)
 
