@@ -224,8 +224,7 @@ def test_every_failed_deletion_of_orphans_is_made_up_for(lab: Lab) -> None:
     ("operation", "kind"),
     [
         ("cleanup", Request.LIST),
-        "cleanup",
-        Request.GET,
+        ("cleanup", Request.GET),
         ("orphans", Request.LIST),
         ("orphans", Request.GET),
     ],
