@@ -193,7 +193,9 @@ def rules_for(properties: Mapping[str, str], policy: ExpiryPolicy) -> Rules:
         max_snapshot_age_ms=_either(
             policy.older_than, consulted, MAX_SNAPSHOT_AGE, DEFAULT_MAX_SNAPSHOT_AGE_MS
         ),
-        min_snapshots_to_keep=_number(consulted, MIN_SNAPSHOTS_TO_KEEP, 1, least=1)
+        min_snapshots_to_keep=_number(
+            consulted, MIN_SNAPSHOTS_TO_KEEP, DEFAULT_MIN_SNAPSHOTS_TO_KEEP, least=1
+        )
         if policy.keep is None
         else policy.keep,
         max_ref_age_ms=_either(policy.max_ref_age, consulted, MAX_REF_AGE, MS_MAX),

@@ -251,6 +251,8 @@ def show_plan(plan: Plan, kept: Sequence[dict[str, Any]], consent: Consent) -> N
 
 def show_receipt(receipt: Receipt, consent: Consent) -> None:
     end_progress()
+    for warning in receipt.warnings:
+        output.to_stderr(f"warning  {warning}")
     if consent.json:
         output.to_stdout(output.receipt_json(receipt))
     elif receipt.removed.files_removed or len(receipt.failed) < len(receipt.tables):

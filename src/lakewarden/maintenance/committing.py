@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from lakewarden.errors import Conflict, ErrorKind, LakewardenError
+from lakewarden.errors import Conflict, Damaged, ErrorKind, LakewardenError
 from lakewarden.formats.iceberg.layout import PENDING
 from lakewarden.formats.iceberg.metadata import Removal, dropped_metadata_files
 from lakewarden.formats.iceberg.paths import Equality, place
@@ -38,7 +38,7 @@ from lakewarden.pipeline.frames import (
 )
 from lakewarden.pipeline.snapshots import SNAPSHOT, Rule, Source, Summary, summary_of
 from lakewarden.storage.location import Location
-from lakewarden.storage.store import Deletion
+from lakewarden.storage.store import DeleteResult, Deletion
 from lakewarden.world import fresh_id
 
 if TYPE_CHECKING:
@@ -112,10 +112,13 @@ def finish(commits: Commits, done: Collection[int], reading: Reading, costs: Cos
             if found is not None:
                 by_store.setdefault(found.store, []).append(found.key)
     for store, keys in by_store.items():
-        for start in range(0, len(keys), 1000):
-            stores(store).delete(keys[start : start + 1000])
-        for directory in {key.rpartition("/")[0] for key in keys}:
-            stores(store).prune_directory(directory)
+        try:
+            for start in range(0, len(keys), 1000):
+                stores(store).delete(keys[start : start + 1000])
+            for directory in {key.rpartition("/")[0] for key in keys}:
+                stores(store).prune_directory(directory)
+        except LakewardenError as error:
+            commits.warnings.append(f"records were left in {store.uri}: {error.message}")
     costs.add_requests((kind.value, n) for kind, n in stores.requests().items())
 
 
@@ -322,6 +325,11 @@ class _Committing:
                 # There is nothing to resume.
                 self._forget(record)
             return number
+        except Damaged as error:
+            # Somebody must look at it before anything of it goes.
+            self._forget(record)
+            self.commits.failed[number] = error
+            return None
         except LakewardenError as error:
             # It may have landed; the record stays, and the next run finds out.
             self.commits.failed[number] = error
@@ -358,9 +366,13 @@ class _Committing:
 
     def _forget(self, record: str) -> None:
         found = place(record)
-        if found is not None:
+        if found is None:
+            return
+        try:
             self.stores(found).delete([found.key])
             self.stores(found).prune_directory(found.parent.path)
+        except LakewardenError as error:
+            self.commits.warnings.append(f"{record} was left: {error.message}")
 
     def _drop(self, files: Sequence[str], home: Location | None) -> None:
         """Delete metadata files that have fallen out of the log; a failure is no harm.
@@ -371,6 +383,10 @@ class _Committing:
             found = place(uri)
             if found is None or found.parent != home:
                 continue
-            for result in self.stores(found).delete([found.key]):
+            try:
+                results = self.stores(found).delete([found.key])
+            except LakewardenError as error:
+                results = [DeleteResult(found.key, Deletion.FAILED, error.message)]
+            for result in results:
                 if result.outcome is Deletion.FAILED:
                     self.commits.warnings.append(f"{uri} could not be deleted: {result.error}")

@@ -125,6 +125,12 @@ def parse_targets(
         protected=_named(protect, in_catalogs=True),
         exclude=tuple(exclude),
     )
+    if in_catalogs.protected and not in_catalogs.tables:
+        raise UsageError(
+            ErrorKind.USAGE,
+            "--protect names an Iceberg table, but no target is one; Lance tables do not share "
+            "files with it",
+        )
     places, protected = _named(targets, in_catalogs=False), _named(protect, in_catalogs=False)
     if recursive:
         return Targets((), (*places, *protected), protected, tuple(exclude), in_catalogs)
@@ -186,11 +192,14 @@ def _ranges(directory: Location, stores: ReadStores) -> list[Unit]:
 
 def ranges(parent: Location, inside: Iterable[str]) -> list[Unit]:
     """Cut a directory into ranges that cover the given tables in it, by their paths."""
-    ordered = sorted(inside)
+    ordered = sorted(f"{path}/" for path in inside)
     size = max(_TABLES_PER_RANGE, -(-len(ordered) // _RANGES_PER_DIRECTORY))
     groups = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     # "0" is the character after "/": all keys of the last table come before it.
-    return [Unit(parent, group[0], f"{group[-1]}0", tuple(group)) for group in groups]
+    return [
+        Unit(parent, group[0], f"{group[-1][:-1]}0", tuple(path[:-1] for path in group))
+        for group in groups
+    ]
 
 
 def outermost(prefixes: Iterable[str]) -> tuple[list[str], dict[str, str]]:

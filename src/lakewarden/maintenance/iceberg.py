@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from lakewarden.errors import ErrorKind, LakewardenError, Refused, UsageError
+from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused, UsageError
 from lakewarden.formats.iceberg.paths import place
 from lakewarden.formats.iceberg.target import CatalogTarget
 from lakewarden.maintenance import fleet
@@ -91,6 +91,7 @@ def survey_iceberg(
     with costs.stage(reading, "read metadata", f"tables: {len(found) + len(others):,}"):
         facts, known = _read_metadata(found, others, rule, reading, costs)
         orphans = rule.policy is None
+        _check_all_seen(known[len(found) :], orphans=orphans)
         held = _overlaps(known, orphans=orphans)
         found = [one.but(held.get(one.table_id)) for one in known[: len(found)]]
         roots = _roots(found)
@@ -107,14 +108,9 @@ def _locate(
     targets: IcebergTargets, lake: Lake, first_id: int
 ) -> tuple[list[_Found], list[_Found]]:
     """Ask the catalogs for all targets, and for the tables beside them."""
-    names = list(
-        dict.fromkeys(
-            table
-            for target in (*targets.tables, *targets.protected)
-            for table in lake.tables(target)
-        )
-    )
     protected = {t for target in targets.protected for t in lake.tables(target)}
+    named = [table for target in targets.tables for table in lake.tables(target)]
+    names = list(dict.fromkeys([*named, *sorted(protected)]))
     scope = replace(targets, protected=tuple(protected))
     found = [
         _Found(first_id + number, table, pointer, scope.changes(table), table in protected, error)
@@ -126,11 +122,11 @@ def _locate(
     known = set(names)
     rest = [t for name in catalogs for t in lake.tables(CatalogTarget(name)) if t not in known]
     first = first_id + len(found)
-    return found, [
-        _Found(first + number, table, pointer, changes=False)
-        for number, (table, pointer, _) in enumerate(_pointers(lake, rest))
-        if pointer is not None
+    others = [
+        _Found(first + number, table, pointer, changes=False, error=error)
+        for number, (table, pointer, error) in enumerate(_pointers(lake, rest))
     ]
+    return found, [one for one in others if not isinstance(one.error, NotFound)]
 
 
 def _pointers(
@@ -155,8 +151,9 @@ def _read_metadata(
     costs: Costs,
 ) -> tuple[DataFrame, list[_Found]]:
     sources = [
-        Source(one.table_id, one.pointer.metadata_location, one.changes, only_place=one in others)
-        for one in (*found, *others)
+        Source(one.table_id, one.pointer.metadata_location, one.changes, only_place=only_place)
+        for tables, only_place in ((found, False), (others, True))
+        for one in tables
         if one.pointer is not None
     ]
     if not sources:
@@ -175,6 +172,17 @@ def _read_metadata(
     if broken is not None and broken.error is not None:
         raise _unprotectable(broken.error)
     return facts, known
+
+
+def _check_all_seen(others: Sequence[_Found], *, orphans: bool) -> None:
+    """Refuse to call files orphans while a table of the catalog does not say where it lies."""
+    hidden = next((one for one in others if one.pointer is None), None)
+    if orphans and hidden is not None and hidden.error is not None:
+        raise Refused(
+            hidden.error.kind,
+            f"{hidden.table.uri} does not say where it lies ({hidden.error.message}), and it may share "
+            "a place with a table that is cleaned; nothing goes: mend that, or pass --guard targets",
+        )
 
 
 def _unprotectable(error: LakewardenError) -> LakewardenError:
@@ -204,7 +212,10 @@ def _areas(tables: Sequence[_Found]) -> list[_Area]:
             extra = place(uri)
             if extra is not None and extra != home and not home.contains(extra):
                 areas.append(_Area(extra, one, is_home=False))
-    return sorted(areas, key=lambda area: (area.location.store.uri, f"{area.location.path}/"))
+    return sorted(
+        areas,
+        key=lambda area: (area.location.store.uri, f"{area.location.path}/", not area.is_home),
+    )
 
 
 def _guessed_home(one: _Found) -> Location | None:
@@ -248,6 +259,8 @@ def _overlaps(tables: Sequence[_Found], *, orphans: bool) -> dict[int, Lakewarde
         elif outer.is_home and orphans:
             # Expiry removes only what its own table names; a listing would show the other's files.
             held[outer.table.table_id] = _refusal(inner.table, "writes into it")
+        elif outer.location == inner.location and inner.is_home and orphans:
+            held[inner.table.table_id] = _refusal(outer.table, "writes into it")
     return held
 
 
@@ -332,7 +345,7 @@ class _Work:
             and (one.summary.going or one.summary.resumed)
         ]
         # Tables may share files, so what all of them need counts as soon as something could go.
-        readable = [one.table_id for one in found if one.summary and not one.summary.skipped]
+        readable = [one.table_id for one in found if one.summary and not one.summary.encrypted]
         notes: list[Row] = []
         named = frame(self.reading.spark, snapshots.NAMED, [])
         if active:
@@ -351,6 +364,8 @@ class _Work:
                 doomed = bool(_doomed(named).limit(1).collect())
                 if doomed:
                     late = facts.filter(F.col("table_id").isin(readable) & ~at_once)
+                    # What a table in trouble would let go, it keeps.
+                    late = late.withColumn("kept", F.col("kept") | ~is_active)
                     rest, more = self._lists(late.withColumn("open", is_list), number)
                     named, notes = named.unionByName(rest), notes + more
             if doomed:
@@ -360,13 +375,16 @@ class _Work:
         self._give_roots_to(notes)
         named = self._rooted(named)
         going = named.filter(~F.col("kept") & F.col("root_id").isNotNull())
+        # What two tables let go stays for now: only one of them may get through with its commit.
         objects = going.groupBy("root_id", "key").agg(
             F.min("table_id").alias("table_id"),
+            F.max("table_id").alias("other"),
             F.min("path").alias("path"),
             F.max("kind").alias("kind"),
             F.max("size").alias("size"),
             F.min("version").alias("version"),
         )
+        objects = objects.filter("table_id = other")
         return self._survey(
             found, facts, _as_objects(objects), self._references(named, listed=False), notes
         )
@@ -374,7 +392,7 @@ class _Work:
     def orphans(self, facts: DataFrame, found: list[_Found]) -> Survey:
         """Find out which files any snapshot names, and list what is there."""
         # What a table in trouble needs, perhaps of another table, is needed all the same.
-        readable = [one.table_id for one in found if one.summary and not one.summary.skipped]
+        readable = [one.table_id for one in found if one.summary and not one.summary.encrypted]
         changing = [one for one in found if one.error is None and one.summary and one.changes]
         with self.costs.stage(self.reading, "list"):
             objects, states, failed = self._listed(changing)

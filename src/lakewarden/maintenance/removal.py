@@ -1,9 +1,10 @@
 """Execute a plan.
 
 Order, and why a crash at any point is harmless: first everything is looked at once more (refs,
-heads, branches, new tables); then data, deletion, index, transaction and temporary files go;
-manifests go last, oldest first.  While a manifest is there a rerun still knows which files only it
-named.  If a file of a table could not be deleted, that table's manifests wait for the next run.
+heads, branches, new tables), and Iceberg tables are committed to (`committing`); then files go that
+name no others; manifests go last, of Lance oldest first.  While a manifest is there a rerun still
+knows which files only it named.  If a file of a table could not be deleted, that table's manifests
+wait for the next run.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Receipt:
     tables: Sequence[TableReceipt]
     requests: Mapping[str, int]
     seconds: Mapping[str, float]
+    #: What was noticed and holds nothing back.
+    warnings: tuple[str, ...] = ()
 
     @property
     def removed(self) -> RemovalStats:
@@ -111,16 +114,22 @@ class Receipt:
         """Return this receipt with what a later run over the same tables added."""
         before = {table.table_key: table for table in self.tables}
         tables = [
-            replace(table, removed=before[table.table_key].removed + table.removed)
+            replace(
+                table,
+                removed=before[table.table_key].removed + table.removed,
+                expired_refs=(*before[table.table_key].expired_refs, *table.expired_refs),
+            )
             if table.table_key in before
             else table
             for table in later.tables
         ]
+        known = {table.table_key for table in tables}
         return Receipt(
             self.operation,
-            tables,
+            [*tables, *(table for table in self.tables if table.table_key not in known)],
             _added(self.requests, later.requests),
             _added(self.seconds, later.seconds),
+            (*self.warnings, *later.warnings),
         )
 
 
@@ -174,7 +183,8 @@ def execute(
         unfinished = {row.table_id for row in done if row.outcome == Deletion.FAILED.value}
         finish(commits, [number for number in going if number not in unfinished], reading, costs)
     receipts = _receipts(plan.tables, done, outdated, commits)
-    return Receipt(plan.operation, receipts, costs.requests, costs.seconds)
+    warnings = tuple(commits.warnings)
+    return Receipt(plan.operation, receipts, costs.requests, costs.seconds, warnings)
 
 
 def check(plan: Plan, breakers: Breakers) -> None:

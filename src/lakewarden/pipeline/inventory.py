@@ -48,7 +48,16 @@ from lakewarden.pipeline.frames import (
 from lakewarden.pipeline.listing import Unit, identify
 from lakewarden.storage.location import Location
 
-_PARTS = pa.schema([("uri", pa.string()), ("columns", pa.string()), ("encoded", pa.bool_())])
+_PARTS = pa.schema(
+    [
+        ("uri", pa.string()),
+        ("columns", pa.string()),
+        ("encoded", pa.bool_()),
+        # Of a file that several tasks share, every so many row groups from this one on.
+        ("first", pa.int32()),
+        ("step", pa.int32()),
+    ]
+)
 #: 2001 in milliseconds; smaller numbers are seconds, or no times.
 _EARLIEST_MS = 10**12
 #: Names that a column may have, in lower case without underscores.
@@ -73,6 +82,7 @@ def read(
         for kind, number in stores.requests().items()
     ]
     buckets = sorted({root.location.store.uri for root in roots})
+    parts = [share for part in parts for share in _shares(part, -(-tasks // len(parts)))]
     cut = spread(frame(spark, _PARTS, parts), min(tasks, len(parts)))
     listing = cut.mapInArrow(_reader(opening, buckets), sql(LISTING))
     units = [Unit(Location.parse(bucket)) for bucket in buckets]
@@ -101,6 +111,12 @@ def _parts(uri: str, stores: ReadStores) -> list[dict[str, Any]]:
             "or S3 Inventory's manifest.json",
         )
     return [{"uri": Location(found.scheme, found.authority, key).uri} for key in files]
+
+
+def _shares(part: dict[str, Any], number: int) -> list[dict[str, Any]]:
+    """Let several tasks read one large file where there are fewer files than tasks."""
+    number = number if part["uri"].endswith(".parquet") else 1
+    return [{**part, "first": first, "step": number} for first in range(number)]
 
 
 def _of_manifest(data: bytes, at: Location) -> Iterator[dict[str, Any]]:
@@ -141,7 +157,7 @@ def _read_part(
 ) -> list[pa.RecordBatch]:
     at = Location.parse(row["uri"])
     try:
-        table = _table(stores(at).get(at.key), row["uri"], row["columns"])
+        table = _table(stores(at).get(at.key), row)
         return _listing(table, row, units)
     except LakewardenError as error:
         return list(batches([{"key": as_text(error), "note": NOTE_ERROR}], LISTING))
@@ -151,9 +167,11 @@ def _read_part(
         return list(batches([{"key": as_text(unread), "note": NOTE_ERROR}], LISTING))
 
 
-def _table(data: bytes, uri: str, columns: str | None) -> pa.Table:
-    if uri.endswith(".parquet"):
-        return pq.read_table(io.BytesIO(data))
+def _table(data: bytes, part: Mapping[str, Any]) -> pa.Table:
+    columns = part["columns"]
+    if part["uri"].endswith(".parquet"):
+        file = pq.ParquetFile(io.BytesIO(data))
+        return file.read_row_groups(range(part["first"], file.num_row_groups, part["step"]))
     text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     names = [name.strip() for name in columns.split(",")] if columns else None
     if names is None:

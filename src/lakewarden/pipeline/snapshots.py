@@ -119,7 +119,6 @@ NAMED = pa.schema(
         ("content", pa.int32()),
         ("entries", pa.int64()),
         ("live", pa.int64()),
-        ("added_by", pa.int64()),
         ("text", pa.string()),
         ("note", pa.string()),
     ]
@@ -169,6 +168,8 @@ class Summary:
     going: int = 0
     expired_refs: tuple[str, ...] = ()
     skipped: str | None = None
+    #: Its manifests cannot be read.
+    encrypted: bool = False
     #: Records of expiries that were committed, or about to be, and not finished.
     pending: tuple[str, ...] = ()
     #: Records of runs that started from the current metadata and have not committed.
@@ -248,6 +249,7 @@ def strangers(
         )
     )
     places = {root.root_id: root for root in roots}
+    homes = {root.table_id: root.location for root in roots if root.root_id == root.table_id}
 
     def look(stores: ReadStores, row: Row) -> Row | None:
         root = places[row["root_id"]]
@@ -255,12 +257,14 @@ def strangers(
             found = parse(stores(root.location).get(root.key(row["path"])), row["path"])
         except NotFound:
             return None
-        except Damaged:
-            # What cannot be read belongs to nobody.
-            return None
         except LakewardenError as error:
-            return {**row, "note": as_text(error)}
-        return None if found.uuid == uuids.get(row["table_id"]) else {**row, "found": found.uuid}
+            # What is corrupt belongs to nobody; what only a newer release can read may be anyone's.
+            corrupt = error.kind is ErrorKind.CORRUPT_MANIFEST
+            return None if corrupt else {**row, "note": as_text(error)}
+        mine = place(found.location) == homes[row["table_id"]]
+        if found.uuid == uuids.get(row["table_id"]) or (found.uuid is None and mine):
+            return None
+        return {**row, "found": found.uuid or found.location}
 
     def look_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = (row for batch in incoming for row in batch.to_pylist())
@@ -374,6 +378,7 @@ class _TableReading:
                 going=len(self._expiry.decisions) - len(self._stays),
                 expired_refs=self._expiry.expired_refs,
                 # What an earlier run has left is worth a run by itself.
+                encrypted=self._skipped is not None,
                 skipped=self._skipped or (None if self._earlier else self._expiry.skipped),
                 pending=tuple(self._pending),
                 rivals=tuple(self._rivals),
@@ -601,7 +606,7 @@ _FOUND = pa.schema(
             NAMED.field(name)
             for name in (
                 "table_id", "kind", "size", "kept", "version", "uri", "content", "entries",
-                "live", "added_by",
+                "live",
             )
         ),
     ]
@@ -673,9 +678,9 @@ def _manifests(row: Row, found: pa.Table, output: _Output) -> None:
             ErrorKind.UNSUPPORTED_FEATURE, "its manifests are encrypted and cannot be read here"
         )
     mark = {name: row[name] for name in ("table_id", "version", "kept")}
-    columns = ("path", "length", "content", "entries", "live", "added_snapshot_id")
+    columns = ("path", "length", "content", "entries", "live")
     values = zip(*(found.column(name).to_pylist() for name in columns), strict=True)
-    for uri, length, content, entries, live, added_by in values:
+    for uri, length, content, entries, live in values:
         # Most of a list is what the list before it named.
         if output.first(row["table_id"], row["kept"], uri):
             output.one(
@@ -687,7 +692,6 @@ def _manifests(row: Row, found: pa.Table, output: _Output) -> None:
                 content=content,
                 entries=entries,
                 live=live,
-                added_by=added_by,
             )
 
 
@@ -735,7 +739,9 @@ def _whole(row: Row, data: bytes, found: pa.Table | Damaged) -> pa.Table | Damag
 
 def _entries(row: Row, found: pa.Table, output: _Output) -> None:
     live = found.filter(pc.not_equal(found.column("status"), _DELETED)).combine_chunks()
-    if not live.num_rows:
+    shared = "," in row["tables"]
+    if not live.num_rows or (shared and not row["kept"]):
+        # What two tables let go stays: only one of them may get through with its commit.
         return
     path, size, content = (live.column(n).combine_chunks() for n in ("path", "size", "content"))
     output.many(

@@ -51,6 +51,7 @@ from pyiceberg.table.update import (
 
 from lakewarden.errors import (
     Conflict,
+    Damaged,
     ErrorKind,
     LakewardenError,
     NotFound,
@@ -200,7 +201,7 @@ class Committed:
 
 
 class Commit:
-    """Takes snapshots out of one table's metadata, or fails without having changed anything."""
+    """Takes snapshots out of one table's metadata."""
 
     def __init__(self, catalog: Catalog, pointer: Pointer, opening: Opening) -> None:
         self._catalog = catalog
@@ -275,9 +276,23 @@ class Commit:
                 "(it keeps no metadata log), so files stay: remove-orphans finds them",
             )
         if log[-1].metadata_file != self._pointer.metadata_location:
-            self._put_back(catalog, before.metadata, response.metadata, now_ms)
+            try:
+                self._put_back(catalog, before.metadata, response.metadata, now_ms)
+            except Exception as error:
+                raise Damaged(
+                    ErrorKind.DAMAGED_REF,
+                    f"{self._pointer.table.uri} was given a tag or branch while the commit was under "
+                    f"way, and it could not be put back ({_first_line(error)}); its files were not "
+                    f"touched: register {log[-1].metadata_file} to see what it was",
+                ) from error
             raise _conflict(
                 self._pointer, "it was changed while the commit was under way", landed=True
+            )
+        if removal.snapshot_ids & {one.snapshot_id for one in response.metadata.snapshots}:
+            raise Refused(
+                ErrorKind.CATALOG,
+                f"{self._pointer.table.uri} was committed to, but still lists snapshots that were to "
+                "go; no file was deleted: check the catalog",
             )
         return Committed(
             response.metadata_location,

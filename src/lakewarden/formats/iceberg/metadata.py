@@ -218,7 +218,7 @@ def previous_versions_max(properties: Mapping[str, str]) -> int:
 def deletes_after_commit(properties: Mapping[str, str], *, default: bool) -> bool:
     """Tell whether a commit deletes the metadata files that fall out of its log."""
     value = properties.get(DELETE_AFTER_COMMIT)
-    return default if value is None else value.lower() in {"true", "yes", "1"}
+    return default if value is None else str(value).lower() in {"true", "yes", "1"}
 
 
 def dropped_metadata_files(
