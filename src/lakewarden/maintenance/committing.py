@@ -266,7 +266,9 @@ class _SecondLook:
             known.select("uri").distinct(), on="uri", how="left_anti"
         ).withColumn("tables", F.col("table_id").cast("string"))
         needed = self._rooted(named.unionByName(self._read(unknown, snapshots.contents)))
-        doomed = self.plan.deletions.select("table_id", "root_id", "key", "stem")
+        doomed = snapshots.with_whole_paths(
+            self.plan.deletions.select("table_id", "root_id", "key", "stem"), self.plan.roots
+        )
         by_key = needed.select("root_id", "key").distinct()
         by_path = needed.filter("bare IS NOT NULL").select(F.col("bare").alias("stem")).distinct()
         hit = doomed.join(by_key, on=["root_id", "key"], how="left_semi").unionByName(

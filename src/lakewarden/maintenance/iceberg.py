@@ -408,6 +408,8 @@ class _Work:
         listed = self.targets.inventory is None
         references = self._references(self._rooted(named), listed=listed)
         found = [one.but(failed.get(one.table_id)) for one in found]
+        if any(row.note == NOTE_BASE for row in notes):
+            objects = snapshots.with_whole_paths(objects, self.roots)
         return self._survey(found, facts, objects, references, notes, states)
 
     def _lists(self, facts: DataFrame, number: int) -> tuple[DataFrame, list[Row]]:

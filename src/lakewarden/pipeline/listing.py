@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from lakewarden.errors import LakewardenError
 from lakewarden.formats.iceberg import layout as iceberg
-from lakewarden.formats.iceberg.paths import Places, comparables, place_all
+from lakewarden.formats.iceberg.paths import Places, place_all
 from lakewarden.formats.lance import layout
 from lakewarden.model import MAIN, FileKind, Format
 from lakewarden.pipeline.frames import (
@@ -317,7 +317,6 @@ def iceberg_objects(stores: Sequence[str], roots: Sequence[Root]) -> Stage:
                 "path": path,
                 "kind": kind,
                 "key": placed.key.filter(mine),
-                "stem": comparables(found.column("key")),
                 "size": found.column("size"),
                 "modified_us": found.column("modified_us"),
                 "owned": pa.repeat(pa.scalar(True), found.num_rows),  # noqa: FBT003

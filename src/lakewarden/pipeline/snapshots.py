@@ -30,8 +30,8 @@ from lakewarden.expiry import ExpiryPolicy, check_collectable, decide, encrypted
 from lakewarden.formats.iceberg.layout import METADATA_FILE, PENDING
 from lakewarden.formats.iceberg.manifests import read_manifest_list, read_manifests
 from lakewarden.formats.iceberg.metadata import TableMetadata, parse
-from lakewarden.formats.iceberg.paths import Equality, Places, place, place_all
-from lakewarden.model import FileKind, FileReason
+from lakewarden.formats.iceberg.paths import Equality, Places, comparable, place, place_all
+from lakewarden.model import FileKind, FileReason, Format
 from lakewarden.pipeline.frames import (
     BATCH_ROWS,
     NOTE_BASE,
@@ -83,6 +83,7 @@ _STRANGERS = pa.schema(
         ("note", pa.string()),
     ]
 )
+_PREFIXES = pa.schema([("root_id", pa.int32()), ("prefix", pa.string())])
 _TABLES = pa.schema([("table_id", pa.int32()), ("uri", pa.string()), ("role", pa.string())])
 FACTS = pa.schema(
     [
@@ -221,6 +222,21 @@ def contents(
     """Open manifests (`tables`: the ids of all tables that share it); returns NAMED."""
     cut = spread(manifests.select("tables", "version", "uri", "kept", "entries", "size"), tasks)
     return cut.mapInArrow(_content_reader(places, opening, equality), sql(NAMED))
+
+
+def with_whole_paths(files: DataFrame, roots: Sequence[Root]) -> DataFrame:
+    """Fill in `stem` of Iceberg's files: the whole path, by which a name without place is compared.
+
+    Few need it, and it is as long again as the path.
+    """
+    rows = [
+        {"root_id": root.root_id, "prefix": comparable(root.key(""))}
+        for root in roots
+        if root.format is Format.ICEBERG
+    ]
+    prefixes = F.broadcast(frame(files.sparkSession, _PREFIXES, rows))
+    whole = F.coalesce("stem", F.concat("prefix", "key"))
+    return files.join(prefixes, on="root_id", how="left").withColumn("stem", whole).drop("prefix")
 
 
 def strangers(

@@ -29,6 +29,10 @@ _KINDS = (
 )
 
 
+#: Of a path that may be something else than a data file.
+_NOT_PLAIN_DATA = r"(^|/)[_.]|\.(avro|stats|puffin|json|gz|text)$"
+
+
 class PartitionNames(Protocol):
     """Whatever knows the names of a table's partition fields."""
 
@@ -51,23 +55,20 @@ def classify(path: str, partition_fields: Collection[str] = ()) -> FileKind:
 def kinds(paths: pa.Array, root_ids: pa.Array, roots: Mapping[int, PartitionNames]) -> pa.Array:
     """Return the kind of each file; `classify` in bulk."""
     known = pa.repeat(pa.scalar(FileKind.DATA.value), len(paths))
-    for pattern, kind in reversed(_KINDS):
-        at = pc.match_substring_regex(paths, f"(?s)^(?:{pattern.pattern})$")
-        known = pc.if_else(at, kind.value, known)
-    known = pc.if_else(pc.ends_with(paths, "version-hint.text"), FileKind.HINT.value, known)
-    hidden = pc.match_substring_regex(paths, "(^|/)[_.]")
-    if not pc.any(hidden, min_count=0).as_py():
+    # Most files are data by their names; only the others are looked at one by one.
+    other = pc.match_substring_regex(paths, _NOT_PLAIN_DATA)
+    if not pc.any(other, min_count=0).as_py():
         return known
     looked_at = pa.array(
         [
             classify(path, roots[root_id].partition_fields).value
             for path, root_id in zip(
-                paths.filter(hidden).to_pylist(), root_ids.filter(hidden).to_pylist(), strict=True
+                paths.filter(other).to_pylist(), root_ids.filter(other).to_pylist(), strict=True
             )
         ],
         pa.string(),
     )
-    return pc.replace_with_mask(known, hidden, looked_at)
+    return pc.replace_with_mask(known, other, looked_at)
 
 
 def is_hidden(name: str, partition_fields: Collection[str]) -> bool:
