@@ -26,6 +26,13 @@ profile = os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "
 settings.load_profile(profile)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if profile != "nightly":
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(pytest.mark.skip(reason="HYPOTHESIS_PROFILE is not nightly"))
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session the command line would start, shared by all tests of a process."""

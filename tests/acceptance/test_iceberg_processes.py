@@ -126,6 +126,7 @@ def progress(root: Path) -> dict[str, int]:
     }
 
 
+@pytest.mark.nightly
 def test_a_writer_in_bursts_loses_nothing_to_cleanup_in_a_loop(tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     log = tmp_path / "writes.log"
@@ -264,6 +265,7 @@ def make_fleet(root: Path, tables: int = 4) -> dict[str, dict[int, str]]:
     return before
 
 
+@pytest.mark.nightly
 def test_a_standalone_cluster_of_two_workers(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     before = make_fleet(lake)

@@ -124,6 +124,7 @@ def test_a_cleanup_killed_at_any_moment_is_finished_by_the_next(
     seed = random.randrange(10**6)
     chance = random.Random(seed)
     killed = []
+    files = sum(1 for _ in original.rglob("*"))
     for number in range(3):
         table = copy_tree(original, tmp_path / f"killed-{number}.lance")
         arguments = ("cleanup", table, "--keep", 3, "--on-tagged", "keep", "--confirm")
@@ -131,6 +132,8 @@ def test_a_cleanup_killed_at_any_moment_is_finished_by_the_next(
             assert run.stage("delete")
             while number == 2 and len(list((table / "_versions").glob("*.manifest"))) == 122:
                 time.sleep(0.02)  # noqa: TID251  # until manifests begin to go
+            while number == 0 and sum(1 for _ in table.rglob("*")) == files:
+                time.sleep(0.02)  # noqa: TID251  # until something is gone
             time.sleep(chance.uniform(0.05, 0.6))  # noqa: TID251
             if number == 1:
                 run.kill_driver_only()

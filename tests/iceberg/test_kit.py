@@ -520,7 +520,7 @@ def test_tables_on_s3(server: S3Server, tmp_path: Path) -> None:
 # -- what Iceberg's own code makes and reads -------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["partitioned", "positions", "vectors", "refs", "wap", "stats"])
 def test_tables_of_spark_are_intact(spark_warehouse: Warehouse, name: str) -> None:
     table = spark_warehouse.catalog.load_table(f"db.{name}")
@@ -529,7 +529,7 @@ def test_tables_of_spark_are_intact(spark_warehouse: Warehouse, name: str) -> No
     assert all(Path(path).name.endswith(".crc") for path in unreferenced(table))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tables_of_spark_have_what_they_are_for(spark_warehouse: Warehouse) -> None:
     load: Callable[[str], Table] = spark_warehouse.catalog.load_table
     versions = {name: load(name).format_version for name in ("db.partitioned", "db.vectors")}
@@ -550,7 +550,7 @@ def test_tables_of_spark_have_what_they_are_for(spark_warehouse: Warehouse) -> N
     assert len(stats["partition-statistics"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_spark_reads_what_the_kit_writes_by_hand(spark_warehouse: Warehouse) -> None:
     assert spark_warehouse.read == {
         "hand.positions": [0, 2, 10, 12],
@@ -575,7 +575,7 @@ def unnamed(table: Table) -> set[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_rest_catalog_serves_the_same_tables(lake: LakeCatalog, tmp_path: Path) -> None:
     table = iceberg.create(lake)
     iceberg.grow(table, 2)
