@@ -54,7 +54,8 @@ class Ours:
     """Lakewarden on a warm session."""
 
     def __init__(self) -> None:
-        conf = {"spark.driver.memory": MEMORY}
+        # A long-lived session, as a worker's would be: compile hot code fully.
+        conf = {"spark.driver.memory": MEMORY, "spark.driver.extraJavaOptions": "-XX:+UseSerialGC"}
         self.spark = start(Engine(master=None, conf=conf))
 
     def run(self, lake: Lake, operation: str, target: str = "db.t", *, preview: bool = False,

@@ -190,6 +190,7 @@ def test_three_cleanups_at_once(tmp_path: Path) -> None:
     assert not records(tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_cleanup_killed_at_any_moment_is_finished_by_the_next(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -316,6 +317,7 @@ print(json.dumps(errors))
 """
 
 
+@pytest.mark.nightly
 def test_spark_connect(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     before = make_fleet(lake)

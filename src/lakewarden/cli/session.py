@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 #: Java releases that Spark 4.1 runs Arrow functions on.
 _JAVA_OLDEST, _JAVA_NEWEST = 17, 23
 _GIB = 1024**3
-#: A short life: collect with one thread, and keep the JVM's own remarks to itself.
-_JAVA_OPTIONS = "-XX:+UseSerialGC -Xshare:auto -Xlog:disable"
+#: A short life: compile fast, collect with one thread, and keep the JVM's own remarks to itself.
+_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Xlog:disable"
 #: A half-written class archive is younger than this.
 _ARCHIVE_SETTLED_SECONDS = 60
 
