@@ -1343,6 +1343,15 @@ class Resumed:
     location: dict[str, str]
 
 
+def _uncommitted(table: Table) -> Path:
+    """Leave the record of a run that has not committed."""
+    record = kit.local(table.location()) / "metadata" / "_lakewarden" / "1.json"
+    record.parent.mkdir()
+    about = {"format": 1, "table": "some", "metadata": table.metadata_location}
+    record.write_text(json.dumps(about))
+    return record
+
+
 @pytest.fixture(scope="module")
 def resumed(lab: Lab) -> Resumed:
     """Expire with failing deletes, let one table have a file back, and run again."""
@@ -1351,21 +1360,22 @@ def resumed(lab: Lab) -> Resumed:
         "back": {},
         "few": {"lakewarden.history.expire.min-snapshots-to-expire": "2"},
         "never": {AGE: str(90 * DAY_MS)},
+        "passed": {AGE: str(90 * DAY_MS)},
     }
     tables = {name: lab.make(f"resumed.{name}", properties=options[name]) for name in options}
     made = {name: _overwritten(table) for name, table in tables.items()}
-    # A record of a commit that never was.
-    record = kit.local(tables["never"].location()) / "metadata" / "_lakewarden" / "1.json"
-    record.parent.mkdir()
-    about = {"format": 1, "table": "never", "metadata": tables["never"].metadata_location}
-    record.write_text(json.dumps(about))
-    stays = {name: made[name] if name == "never" else made[name][-1:] for name in tables}
+    # Records of commits that have not been made; one table moves on afterwards.
+    records_of_others = [_uncommitted(tables[name]) for name in ("never", "passed")]
+    kit.append(tables["passed"], 1)
+    made["passed"] = kit.ids(tables["passed"])
+    young = ("never", "passed")
+    stays = {name: made[name] if name in young else made[name][-1:] for name in tables}
     cases = {name: lab.seen(Built(table, stays[name])) for name, table in tables.items()}
     came_back = _first_file(tables["back"])
     files = lab.files()
     plan = lab.plan("resumed")
     first = lab.execute_failing(plan, Request.DELETE, 1)
-    assert files.keys() <= lab.files().keys() | {str(record)}
+    assert files.keys() <= lab.files().keys() | {str(record) for record in records_of_others}
     for case in cases.values():
         case.table.refresh()
         oracle.assert_intact(case.table, case.prints)
@@ -1430,8 +1440,17 @@ def test_ic_63_a_file_that_came_back_before_the_resumption_stays(resumed: Resume
     assert not _records(case.table)
 
 
-def test_ic_63_a_record_of_a_commit_that_never_was_is_cleared(resumed: Resumed) -> None:
+def test_ic_63_the_record_of_a_run_that_may_yet_commit_stays(resumed: Resumed) -> None:
     case = resumed.cases["never"]
+    assert len(_records(case.table)) == 1
+    assert not case.gone
+    assert case.table.metadata_location == case.location
+    oracle.assert_intact(case.table, case.prints)
+
+
+def test_ic_63_a_record_of_a_commit_that_never_was_is_cleared(resumed: Resumed) -> None:
+    """The table has moved on: whoever wrote the record can no longer commit."""
+    case = resumed.cases["passed"]
     assert not _records(case.table)
     assert all("_lakewarden" in path for path in case.gone)
     assert case.table.metadata_location == case.location
