@@ -60,6 +60,7 @@ def test_a_standalone_cluster_of_two_workers_cleans_a_fleet(tmp_path: Path) -> N
         "spark.eventLog.compress": "false",
         # Both executors first, then the work: otherwise the first one may do all of it.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
         "spark.cores.max": "2",
         "spark.executor.cores": "1",
         "lakewarden.tasks": "6",

@@ -604,8 +604,6 @@ def expected_list(where: Path, data: bytes) -> list[Row]:
             "path": each.manifest_path,
             "length": each.manifest_length,
             "content": int(each.content or 0),
-            "spec_id": each.partition_spec_id,
-            "added_snapshot_id": each.added_snapshot_id,
             "entries": (each.added_files_count or 0)
             + (each.existing_files_count or 0)
             + (each.deleted_files_count or 0),
@@ -620,7 +618,7 @@ def expected_list(where: Path, data: bytes) -> list[Row]:
 def test_lists(tmp_path: Path, version: int) -> None:
     files = [listed(i, i % 2 if version == 2 else 0, b"k" if i == 3 else None) for i in range(7)]
     data = list_of(tmp_path, version, files)
-    table = read_manifest_list(data)
+    table = read_manifest_list(data).fresh
     assert table.schema.equals(MANIFEST_LIST)
     assert table.to_pylist() == expected_list(tmp_path, data)
     assert table["entries"].to_pylist() == [110 + i for i in range(7)]
@@ -653,10 +651,55 @@ def test_old_lists(tmp_path: Path) -> None:
 
     data = list_of(tmp_path, 1, [listed(0), listed(1)])
     for edit, entries in ((old, [6, None]), (without_ids, [6, None]), (without, [None, None])):
-        table = read_manifest_list(rewritten(data, edit=edit))
+        table = read_manifest_list(rewritten(data, edit=edit)).fresh
         assert table["entries"].to_pylist() == entries
         assert table["content"].to_pylist() == [0, 0]
         assert table["path"].to_pylist() == PATHS[:2]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fresh"),
+    [
+        ([0, 1], [0, 1], []),
+        ([0, 1], [0, 1, 2], [2]),
+        ([0, 1], [2, 3, 0, 1], [2, 3]),
+        ([0, 1], [2, 0, 1, 3], [2, 0, 1, 3]),
+        ([0, 1], [0, 2], [0, 2]),
+        ([0, 1], [0], [0]),
+        ([0, 0], [0, 0, 0], [0]),
+    ],
+)
+def test_lists_that_name_what_another_names(
+    tmp_path: Path, before: list[int], after: list[int], fresh: list[int]
+) -> None:
+    base = read_manifest_list(list_of(tmp_path, 2, [listed(i) for i in before]))
+    found = read_manifest_list(list_of(tmp_path, 2, [listed(i) for i in after]), base)
+    assert found.number == len(after)
+    assert found.fresh["path"].to_pylist() == [PATHS[i] for i in fresh]
+    alone = read_manifest_list(list_of(tmp_path, 2, [listed(i) for i in after]))
+    assert (found.raw, found.schema) == (alone.raw, alone.schema)
+
+
+def test_lists_of_another_schema_are_read_whole(tmp_path: Path) -> None:
+    base = read_manifest_list(list_of(tmp_path, 1, [listed(0)]))
+    assert read_manifest_list(list_of(tmp_path, 2, [listed(0)]), base).fresh.num_rows == 1
+
+
+def test_damage_beside_what_is_known_is_found(tmp_path: Path) -> None:
+    """Of the bytes before those of the other list, every length but the right one is refused."""
+    data = rewritten(list_of(tmp_path, 2, [listed(1), listed(0)]))
+    base = read_manifest_list(rewritten(list_of(tmp_path, 2, [listed(0)])))
+    at, _ = manifests._header(data)
+    sync = data[at : at + 16]
+    front = read_manifest_list(data).raw.removesuffix(base.raw)
+    for length in range(1, len(front) + 1):
+        block = _string(front[:length] + base.raw)
+        cut = data[: at + 16] + manifests._encoded(2) + block + sync
+        if length == len(front):
+            assert read_manifest_list(cut, base).fresh["path"].to_pylist() == [PATHS[1]]
+        else:
+            with pytest.raises(Damaged):
+                read_manifest_list(cut, base)
 
 
 def test_lists_with_values_that_cannot_be(tmp_path: Path) -> None:
@@ -676,6 +719,5 @@ def test_an_empty_list(tmp_path: Path) -> None:
     def clear(schema: Any, rows: list[Any]) -> None:
         rows.clear()
 
-    assert (
-        read_manifest_list(rewritten(list_of(tmp_path, 2, [listed(0)]), edit=clear)).num_rows == 0
-    )
+    empty = read_manifest_list(rewritten(list_of(tmp_path, 2, [listed(0)]), edit=clear))
+    assert (empty.number, empty.fresh.num_rows) == (0, 0)

@@ -274,7 +274,7 @@ def _strangers(
     """Say of which tables the metadata that nothing names is that of another table."""
     uuids = {s.table_id: s.summary.uuid for s in found.tables if s.summary is not None}
     rows = snapshots.strangers(judged, found.roots, uuids, reading.opening).collect()
-    costs.add_requests((row.path, row.root_id) for row in rows if row.note == NOTE_REQUESTS)
+    costs.add_noted(rows, "path", "root_id")
     return {
         row.table_id: Refused(
             ErrorKind.LOCATION_OVERLAP,

@@ -29,7 +29,6 @@ from lakewarden.maintenance.survey import Costs, Reading, errors_in, with_creden
 from lakewarden.model import Format
 from lakewarden.pipeline import snapshots
 from lakewarden.pipeline.frames import (
-    NOTE_REQUESTS,
     NOTE_TABLE,
     Stores,
     concurrently,
@@ -95,7 +94,7 @@ def prepare(plan: Plan, reading: Reading, costs: Costs) -> Commits:
             jobs = [(going[n], head, ids.get(n, frozenset())) for n, head in changing.items()]
             again = concurrently(work.commit, jobs, _TOGETHER)
             waiting = {number for number in again if number is not None}
-            costs.add_requests((kind.value, n) for kind, n in stores.requests().items())
+            costs.add_requests(stores.requests())
         if not waiting:
             return commits
     commits.outdated |= dict.fromkeys(waiting, "others keep committing to it")
@@ -119,7 +118,7 @@ def finish(commits: Commits, done: Collection[int], reading: Reading, costs: Cos
                 stores(store).prune_directory(directory)
         except LakewardenError as error:
             commits.warnings.append(f"records were left in {store.uri}: {error.message}")
-    costs.add_requests((kind.value, n) for kind, n in stores.requests().items())
+    costs.add_requests(stores.requests())
 
 
 def _going_ids(plan: Plan, tables: Sequence[int]) -> dict[int, frozenset[int]]:
@@ -189,7 +188,7 @@ def _compare(
     facts, noted = settle(
         snapshots.tables(reading.spark, sources, rule, reading.opening, tasks=reading.tasks)
     )
-    costs.add_requests((row.text, row["size"]) for row in noted if row.note == NOTE_REQUESTS)
+    costs.add_noted(noted, "text", "size")
     _fail(plan, commits, errors_in(noted, "table_id", "text"))
     now = {row.table_id: summary_of(row.text) for row in noted if row.note == NOTE_TABLE}
     commits.outdated |= _replaced(plan, now) | _refs_moved(plan, now)
@@ -265,7 +264,9 @@ class _SecondLook:
         unknown = manifests.join(
             known.select("uri").distinct(), on="uri", how="left_anti"
         ).withColumn("tables", F.col("table_id").cast("string"))
-        needed = self._rooted(named.unionByName(self._read(unknown, snapshots.contents)))
+        needed = snapshots.rooted(
+            named.unionByName(self._read(unknown, snapshots.contents)), self.plan.roots
+        )
         doomed = snapshots.with_whole_paths(
             self.plan.deletions.select("table_id", "root_id", "key", "stem"), self.plan.roots
         )
@@ -277,13 +278,6 @@ class _SecondLook:
         reason = "what was committed meanwhile needs files that were about to go"
         return {row.table_id: reason for row in hit.select("table_id").distinct().collect()}
 
-    def _rooted(self, named: DataFrame) -> DataFrame:
-        outside = [root for root in self.plan.roots if root.table_id < 0]
-        cases = "".join(f" WHEN '{root.location.uri}' THEN {root.root_id}" for root in outside)
-        if not cases:
-            return named
-        return named.withColumn("root_id", F.expr(f"coalesce(root_id, CASE store{cases} END)"))
-
     def _read(self, rows: DataFrame, stage: Callable[..., DataFrame]) -> DataFrame:
         places = {
             root.root_id: root.location
@@ -293,9 +287,7 @@ class _SecondLook:
         data, noted = settle(
             stage(rows, places, self.reading.opening, Equality(), tasks=self.reading.tasks)
         )
-        self.costs.add_requests(
-            (row.text, row["size"]) for row in noted if row.note == NOTE_REQUESTS
-        )
+        self.costs.add_noted(noted, "text", "size")
         self.failed |= errors_in(noted, "table_id", "text")
         return data
 

@@ -35,7 +35,6 @@ from lakewarden.pipeline import inventory, snapshots
 from lakewarden.pipeline.frames import (
     DECISIONS,
     NOTE_BASE,
-    NOTE_REQUESTS,
     NOTE_TABLE,
     NOTE_WARNING,
     OBJECTS,
@@ -161,7 +160,7 @@ def _read_metadata(
     facts, noted = settle(
         snapshots.tables(reading.spark, sources, rule, reading.opening, tasks=reading.tasks)
     )
-    costs.add_requests((row.text, row["size"]) for row in noted if row.note == NOTE_REQUESTS)
+    costs.add_noted(noted, "text", "size")
     failed = errors_in(noted, "table_id", "text")
     summaries = {row.table_id: summary_of(row.text) for row in noted if row.note == NOTE_TABLE}
     known = [
@@ -433,9 +432,7 @@ class _Work:
 
     def _settled(self, stage: DataFrame) -> tuple[DataFrame, list[Row]]:
         data, noted = settle(stage)
-        self.costs.add_requests(
-            (row.text, row["size"]) for row in noted if row.note == NOTE_REQUESTS
-        )
+        self.costs.add_noted(noted, "text", "size")
         return data, noted
 
     def _give_roots_to(self, notes: Iterable[Row]) -> None:
@@ -448,11 +445,8 @@ class _Work:
             )
 
     def _rooted(self, named: DataFrame) -> DataFrame:
-        outside = [root for root in self.roots if root.table_id < 0]
-        cases = "".join(f" WHEN '{root.location.uri}' THEN {root.root_id}" for root in outside)
-        elsewhere = f"CASE store{cases} END" if cases else "CAST(NULL AS INT)"
-        return named.withColumn("inside", F.col("root_id").isNotNull()).withColumn(
-            "root_id", F.coalesce("root_id", F.expr(elsewhere))
+        return snapshots.rooted(
+            named.withColumn("inside", F.col("root_id").isNotNull()), self.roots
         )
 
     def _references(self, named: DataFrame, *, listed: bool) -> DataFrame:
@@ -500,9 +494,7 @@ class _Work:
             objects, noted = list_fully(units, self.reading, roots, self._cuts)
         if self.targets.below is not None:
             objects = _below(objects, roots, self.targets.below)
-        self.costs.add_requests(
-            (row.key, row["size"]) for row in noted if row.note == NOTE_REQUESTS
-        )
+        self.costs.add_noted(noted, "key", "size")
         failed = errors_in(noted, "unit", "key")
         states = states_in(noted)
         errors: dict[int, LakewardenError] = {}
@@ -527,7 +519,7 @@ class _Work:
             names, _ = stores(data).list_directory(data.path)
         except LakewardenError:
             names = ()
-        self.costs.add_requests((kind.value, n) for kind, n in stores.requests().items())
+        self.costs.add_requests(stores.requests())
         step = -(-len(names) // _RANGES)
         begin = [f"{name}/" for name in names[::step]] if names else list("0123456789abcdef")
         return (*(f"{data.path}/{name}" for name in begin), f"{unit.place.path}/metadata/")

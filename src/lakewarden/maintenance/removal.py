@@ -34,7 +34,6 @@ from lakewarden.model import FileKind, Format, RemovalStats
 from lakewarden.pipeline import deletion, listing, references
 from lakewarden.pipeline.deletion import Pace
 from lakewarden.pipeline.frames import (
-    NOTE_REQUESTS,
     Root,
     settle,
     to_micros,
@@ -225,7 +224,7 @@ def _delete(
             manifests = _of_tables(doomed.filter(is_manifest), ready, plan)
             last = deletion.delete_in_order(manifests, plan.roots, reading.opening, pace)
             done += last.collect()
-    costs.add_requests((row.kind, row.files) for row in done if row.note == NOTE_REQUESTS)
+    costs.add_noted(done, "kind", "files")
     return [row for row in done if row.note is None]
 
 
@@ -248,7 +247,7 @@ def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]
         noted += more
     else:
         objects, noted = list_fully(units, reading, roots)
-    costs.add_requests((row.key, row.size) for row in noted if row.note == NOTE_REQUESTS)
+    costs.add_noted(noted, "key", "size")
     failed = errors_in(noted, "unit", "key").values()
     unseen = [error for error in failed if error.kind is not ErrorKind.NOT_FOUND]
     if unseen:
@@ -294,7 +293,7 @@ def _contradicted(
     named, noted = settle(
         references.references_of(fresh, roots, reading.opening, tasks=reading.tasks)
     )
-    costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
+    costs.add_noted(noted, "key", "version")
     unread = errors_in(noted, "by_root", "key")
     lance = [table for table in plan.tables if table.format is Format.LANCE]
     if any(root.root_id in unread for root in roots[len(lance) :]):

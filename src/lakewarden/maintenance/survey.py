@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -40,6 +40,7 @@ from lakewarden.pipeline.listing import Lister, State, Unit, states_in
 from lakewarden.pipeline.snapshots import Summary
 from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
+from lakewarden.storage.store import Request
 from lakewarden.world import Clock
 
 if TYPE_CHECKING:
@@ -90,8 +91,15 @@ class Costs:
     requests: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def add_requests(self, rows: Iterable[Sequence[Any]]) -> None:
-        for kind, number in rows:
+    def add_requests(self, counted: Mapping[Request, int]) -> None:
+        self._add((kind.value, number) for kind, number in counted.items())
+
+    def add_noted(self, notes: Iterable[Row], name: str, number: str) -> None:
+        """Count the requests that tasks have noted in two columns of their schema."""
+        self._add((row[name], row[number]) for row in notes if row.note == NOTE_REQUESTS)
+
+    def _add(self, counted: Iterable[tuple[str, int]]) -> None:
+        for kind, number in counted:
             self.requests[kind] = self.requests.get(kind, 0) + number
 
     @contextmanager
@@ -160,7 +168,7 @@ def survey(scope: Scope, reading: Reading, costs: Costs) -> Survey:
         refs = any(state.seen.refs_mark for state in states)
         scope = replace(scope, retention=_for_fleet(scope.retention, states))
         decided, noted = settle(_decided(objects, roots, scope, reading, refs=refs))
-        costs.add_requests((row.branch, row.version) for row in noted if row.note == NOTE_REQUESTS)
+        costs.add_noted(noted, "branch", "version")
         states = _with_errors(states, errors_in(noted, "root_id", "reasons"))
     with costs.stage(reading, "read versions"):
         must_open = decided.filter(F.col("must_open"))
@@ -169,7 +177,7 @@ def survey(scope: Scope, reading: Reading, costs: Costs) -> Survey:
         named, noted = settle(
             references.references_of(must_open, roots, reading.opening, tasks=tasks)
         )
-        costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
+        costs.add_noted(noted, "key", "version")
         bases = {(row.by_root, row.key, row.stem) for row in noted if row.note == NOTE_BASE}
         states = _with_unread(_with_uses(states, bases), noted)
         extra = _extra_bases(bases, roots, reading, costs) if bases else []
@@ -194,7 +202,7 @@ def list_tables(
     stores = ReadStores(reading.opening)
     units = fleet.units_of(targets, stores)
     above = fleet.tables_above((*targets.tables, *targets.directories), stores)
-    costs.add_requests((kind.value, number) for kind, number in stores.requests().items())
+    costs.add_requests(stores.requests())
     nested: dict[Location, Location] = {}
     if targets.directories:
         listed, noted = list_fully(units, reading)
@@ -211,7 +219,7 @@ def list_tables(
     else:
         roots = [Root(number, number, place) for number, place in enumerate(targets.tables)]
         objects, noted = list_fully(units, reading, roots)
-    costs.add_requests((row.key, row.size) for row in noted if row.note == NOTE_REQUESTS)
+    costs.add_noted(noted, "key", "size")
     failed = errors_in(noted, "unit", "key")
     seen = states_in(noted)
     states = []
@@ -455,14 +463,14 @@ def _beside(
     """List extra bases, and open the versions the cost rule left closed: they may name files there."""
     units = [Unit(root.location) for root in extra]
     objects, noted = list_fully(units, reading, roots)
-    costs.add_requests((row.key, row.size) for row in noted if row.note == NOTE_REQUESTS)
+    costs.add_noted(noted, "key", "size")
     errors = {
         extra[number].table_id: error for number, error in errors_in(noted, "unit", "key").items()
     }
     named, noted = settle(
         references.references_of(closed, roots, reading.opening, tasks=reading.tasks)
     )
-    costs.add_requests((row.key, row.version) for row in noted if row.note == NOTE_REQUESTS)
+    costs.add_noted(noted, "key", "version")
     return _Beside(objects, named, errors | errors_in(noted, "by_root", "key"))
 
 
@@ -497,7 +505,7 @@ def _extra_bases(
         if by_root not in clones and not any(_overlap(place, other) for other in extra):
             number = len(roots) + len(extra)
             extra[place] = Root(number, roots[by_root].table_id, place, owned=False, plain=plain)
-    costs.add_requests((kind.value, number) for kind, number in stores.requests().items())
+    costs.add_requests(stores.requests())
     return list(extra.values())
 
 

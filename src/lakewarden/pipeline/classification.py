@@ -77,7 +77,10 @@ def classify(
             F.expr("max(version) FILTER (WHERE kept) AS by_version"),
         )
     )
-    facts = objects.withColumn("hash", hashed).join(named, on=["root_id", "hash"], how="full_outer")
+    # Sorting all objects would take longer than a table of hashes for each of many parts.
+    facts = objects.withColumn("hash", hashed).join(
+        named.hint("shuffle_hash"), on=["root_id", "hash"], how="full_outer"
+    )
     protected, elsewhere = "coalesce(any_kept, false)", "false"
     if stems:
         # These protect wherever they appear, so the root plays no part in this join.
@@ -149,8 +152,10 @@ def really_missing(
     A file may have been written after its directory was listed, so each is looked up once more.
     Transaction files are history, not data: a version reads without its own.
     """
+    history = F.col("key").rlike(r"(^|/)_transactions/[^/]*\.txn$")
     names = (
-        references.filter("key IS NOT NULL AND kept AND NOT contains(key, '_transactions/')")
+        references.filter("key IS NOT NULL AND kept")
+        .filter(~history)
         .select("root_id", F.xxhash64("key").alias("hash"), "key")
         .distinct()
     )

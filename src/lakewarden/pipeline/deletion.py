@@ -18,13 +18,13 @@ from pyspark.sql import functions as F
 from lakewarden.errors import LakewardenError
 from lakewarden.model import FileKind
 from lakewarden.pipeline.frames import (
-    NOTE_REQUESTS,
     Opening,
     Root,
     Stage,
     Stores,
     batches,
     concurrently,
+    request_notes,
     spread,
     sql,
 )
@@ -118,14 +118,7 @@ def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace) -> Stage:
                 total[0] += 1
                 total[1] += row["size"] or 0
         yield from batches(_receipts(outcome), RECEIPTS)
-        counted = task.stores.requests()
-        yield from batches(
-            [
-                {"kind": kind.value, "files": n, "note": NOTE_REQUESTS}
-                for kind, n in counted.items()
-            ],
-            RECEIPTS,
-        )
+        yield from request_notes(task.stores.requests(), RECEIPTS, "kind", "files")
 
     return delete_batches
 

@@ -204,6 +204,14 @@ def batches(rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> Iterator[pa
         yield pa.RecordBatch.from_pylist(chunk, schema=schema)
 
 
+def request_notes(
+    counted: Mapping[Request, int], schema: pa.Schema, name: str, number: str
+) -> Iterator[pa.RecordBatch]:
+    """Tell how many requests a task made, in two columns of its schema."""
+    rows = [{name: kind.value, number: n, "note": NOTE_REQUESTS} for kind, n in counted.items()]
+    return batches(rows, schema)
+
+
 def concurrently(
     work: Callable[[Item], Result], items: Iterable[Item], in_flight: int = IN_FLIGHT
 ) -> Iterator[Result]:

@@ -35,6 +35,7 @@ from lakewarden.pipeline.frames import (
     concurrently,
     from_micros,
     from_text,
+    request_notes,
     sql,
     to_micros,
 )
@@ -235,13 +236,7 @@ def _reading(roots: Sequence[Root], opening: Opening, reader: Reader) -> Stage:
         stores = ReadStores(opening)
         rows = (row for batch in incoming for row in batch.to_pylist())
         yield from batches(filter(None, concurrently(partial(read, stores), rows)), HISTORY)
-        yield from batches(
-            [
-                {"name": kind.value, "version": number, "note": NOTE_REQUESTS}
-                for kind, number in stores.requests().items()
-            ],
-            HISTORY,
-        )
+        yield from request_notes(stores.requests(), HISTORY, "name", "version")
 
     return read_batches
 

@@ -32,6 +32,7 @@ from lakewarden.pipeline.frames import (
     LISTING,
     NOTE_ERROR,
     NOTE_REQUESTS,
+    OBJECTS,
     Opening,
     ReadStores,
     Root,
@@ -41,11 +42,12 @@ from lakewarden.pipeline.frames import (
     concurrently,
     frame,
     from_text,
+    request_notes,
     settle,
     spread,
     sql,
 )
-from lakewarden.pipeline.listing import Unit, identify
+from lakewarden.pipeline.listing import iceberg_objects
 from lakewarden.storage.location import Location
 
 _PARTS = pa.schema(
@@ -84,9 +86,11 @@ def read(
     buckets = sorted({root.location.store.uri for root in roots})
     parts = [share for part in parts for share in _shares(part, -(-tasks // len(parts)))]
     cut = spread(frame(spark, _PARTS, parts), min(tasks, len(parts)))
-    listing = cut.mapInArrow(_reader(opening, buckets), sql(LISTING))
-    units = [Unit(Location.parse(bucket)) for bucket in buckets]
-    objects, noted = settle(identify(listing, units, roots))
+    # In one go: between two functions Spark would take the rows into its own form and back.
+    reads, identifies = _reader(opening, buckets), iceberg_objects(buckets, roots)
+    objects, noted = settle(
+        cut.mapInArrow(lambda incoming: identifies(reads(incoming)), sql(OBJECTS))
+    )
     failed = [row for row in noted if row.note == NOTE_ERROR]
     if failed:
         # A listing with a hole is none.
@@ -144,10 +148,7 @@ def _reader(opening: Opening, buckets: Sequence[str]) -> Stage:
         # Parts are large: few at a time.
         for found in concurrently(partial(_read_part, stores, units), rows, 2):
             yield from found
-        counted = stores.requests().items()
-        yield from batches(
-            [{"key": kind.value, "size": n, "note": NOTE_REQUESTS} for kind, n in counted], LISTING
-        )
+        yield from request_notes(stores.requests(), LISTING, "key", "size")
 
     return read_batches
 

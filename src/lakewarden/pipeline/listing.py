@@ -30,7 +30,6 @@ from lakewarden.pipeline.frames import (
     LISTING,
     NOTE_ERROR,
     NOTE_LEFTOVER,
-    NOTE_REQUESTS,
     NOTE_STATE,
     NOTE_TABLE,
     OBJECTS,
@@ -42,6 +41,7 @@ from lakewarden.pipeline.frames import (
     batches,
     concurrently,
     frame,
+    request_notes,
     spread,
     sql,
 )
@@ -155,11 +155,7 @@ def _lister(opening: Opening, pages: int | None) -> Stage:
         units = (row for batch in incoming for row in batch.to_pylist())
         for listed in concurrently(lambda row: _list_one(row, stores, pages), units):
             yield from listed
-        rows = [
-            {"key": kind.value, "size": number, "note": NOTE_REQUESTS}
-            for kind, number in stores.requests().items()
-        ]
-        yield from batches(rows, LISTING)
+        yield from request_notes(stores.requests(), LISTING, "key", "size")
 
     return list_batches
 

@@ -22,7 +22,6 @@ from lakewarden.formats.lance.manifest import Base, Manifest, Seen, decode
 from lakewarden.pipeline.frames import (
     NOTE_BASE,
     NOTE_ERROR,
-    NOTE_REQUESTS,
     NOTE_STEMS,
     NOTE_WARNING,
     REFERENCES,
@@ -33,6 +32,7 @@ from lakewarden.pipeline.frames import (
     as_text,
     batches,
     concurrently,
+    request_notes,
     spread,
     sql,
 )
@@ -85,13 +85,7 @@ def _reader(roots: Sequence[Root], opening: Opening) -> Stage:
         stores, naming = ReadStores(opening), _Naming(roots)
         for row, answer in concurrently(partial(fetch, stores), rows):
             yield from batches(naming.names(row, answer), REFERENCES)
-        yield from batches(
-            [
-                {"key": kind.value, "version": number, "note": NOTE_REQUESTS}
-                for kind, number in stores.requests().items()
-            ],
-            REFERENCES,
-        )
+        yield from request_notes(stores.requests(), REFERENCES, "key", "version")
 
     return read_batches
 

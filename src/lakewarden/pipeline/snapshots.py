@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Refused
 from lakewarden.expiry import ExpiryPolicy, check_collectable, decide, encrypted, rules_for
 from lakewarden.formats.iceberg.layout import METADATA_FILE, PENDING
-from lakewarden.formats.iceberg.manifests import read_manifest_list, read_manifests
+from lakewarden.formats.iceberg.manifests import ManifestList, read_manifest_list, read_manifests
 from lakewarden.formats.iceberg.metadata import TableMetadata, parse
 from lakewarden.formats.iceberg.paths import Equality, Places, comparable, place, place_all
 from lakewarden.model import FileKind, FileReason, Format
@@ -36,7 +36,6 @@ from lakewarden.pipeline.frames import (
     BATCH_ROWS,
     NOTE_BASE,
     NOTE_ERROR,
-    NOTE_REQUESTS,
     NOTE_TABLE,
     NOTE_WARNING,
     Opening,
@@ -47,6 +46,7 @@ from lakewarden.pipeline.frames import (
     batches,
     concurrently,
     frame,
+    request_notes,
     spread,
     sql,
 )
@@ -239,6 +239,14 @@ def with_whole_paths(files: DataFrame, roots: Sequence[Root]) -> DataFrame:
     return files.join(prefixes, on="root_id", how="left").withColumn("stem", whole).drop("prefix")
 
 
+def rooted(named: DataFrame, roots: Sequence[Root]) -> DataFrame:
+    """Fill in the root of files that lie outside their table, by the store they are in."""
+    outside = [root for root in roots if root.table_id < 0]
+    cases = "".join(f" WHEN '{root.location.uri}' THEN {root.root_id}" for root in outside)
+    elsewhere = F.expr(f"CASE store{cases} END") if cases else F.lit(None)
+    return named.withColumn("root_id", F.coalesce("root_id", elsewhere))
+
+
 def strangers(
     judged: DataFrame, roots: Sequence[Root], uuids: Mapping[int, str | None], opening: Opening
 ) -> DataFrame:
@@ -286,9 +294,7 @@ def strangers(
         rows = (row for batch in incoming for row in batch.to_pylist())
         stores = ReadStores(opening)
         yield from batches(filter(None, concurrently(partial(look, stores), rows)), _STRANGERS)
-        counted = stores.requests().items()
-        noted = [{"path": kind.value, "root_id": n, "note": NOTE_REQUESTS} for kind, n in counted]
-        yield from batches(noted, _STRANGERS)
+        yield from request_notes(stores.requests(), _STRANGERS, "path", "root_id")
 
     return suspects.select("table_id", "root_id", "path").mapInArrow(look_batches, sql(_STRANGERS))
 
@@ -302,13 +308,7 @@ def _table_reader(rule: Rule, opening: Opening) -> Stage:
         rows = (row for batch in incoming for row in batch.to_pylist())
         for found in concurrently(partial(_read_table, rule, stores), rows):
             yield from batches(found, FACTS)
-        yield from batches(
-            [
-                {"text": kind.value, "size": number, "note": NOTE_REQUESTS}
-                for kind, number in stores.requests().items()
-            ],
-            FACTS,
-        )
+        yield from request_notes(stores.requests(), FACTS, "text", "size")
 
     return read_batches
 
@@ -634,11 +634,12 @@ def _list_reader(places: Mapping[int, Location], opening: Opening, equality: Equ
         stores = ReadStores(opening)
         output = _Output(Places(places.items(), equality))
         rows = (row for batch in incoming for row in batch.to_pylist())
+        lists = _Lists(output)
         for row, answer in concurrently(partial(_fetch, stores), rows):
-            _list(row, answer, output)
+            lists.take(row, answer)
             yield from output.ready()
         yield from output.ready(all_of_it=True)
-        yield from _requests(stores)
+        yield from request_notes(stores.requests(), NAMED, "text", "size")
 
     return read_batches
 
@@ -652,63 +653,76 @@ def _fetch(stores: ReadStores, row: Row) -> tuple[Row, bytes | LakewardenError |
         return row, error
 
 
-def _list(row: Row, answer: bytes | LakewardenError | None, output: _Output) -> None:
-    """Take the file that the row names, and what it names itself if it was opened."""
-    if row["uri"] is None:
-        return
-    mark = {name: row[name] for name in ("table_id", "version", "kept")}
-    if row["what"] == MANIFEST:
-        output.one(row["uri"], **mark, kind=FileKind.MANIFEST_FILE.value, uri=row["uri"], content=0)
-        return
-    kind = row["kind"] or FileKind.MANIFEST_LIST.value
-    size = len(answer) if isinstance(answer, bytes) else row["size"]
-    output.one(row["uri"], **mark, kind=kind, size=size)
-    try:
-        if isinstance(answer, LakewardenError):
-            raise answer
-        if answer is not None:
-            _manifests(row, read_manifest_list(answer), output)
-    except NotFound:
-        if row["kept"]:
-            missing = Damaged(
-                ErrorKind.DAMAGED_VERSION,
-                f"snapshot {row['version']} needs {row['uri']}, which does not exist; nothing goes: "
-                "restore the file, or expire that snapshot",
-            )
-            output.trouble(row["table_id"], row["version"], missing, NOTE_ERROR)
-    except LakewardenError as error:
-        # What a going list names only ever adds to what may go.
-        note = NOTE_ERROR if row["kept"] or not isinstance(error, Damaged) else NOTE_WARNING
-        named = Damaged(error.kind, f"snapshot {row['version']} ({row['uri']}): {error.message}")
-        output.trouble(row["table_id"], row["version"], named, note)
+class _Lists:
+    """Takes manifest lists, one after another, and what they name."""
 
+    def __init__(self, output: _Output) -> None:
+        self._output = output
+        #: The one before, and whose it was.
+        self._last: tuple[Row, ManifestList] | None = None
 
-def _manifests(row: Row, found: pa.Table, output: _Output) -> None:
-    if not found.num_rows and row["files"]:
-        raise Damaged(
-            ErrorKind.CORRUPT_MANIFEST,
-            f"it names no manifest, and the snapshot says that it has {row['files']:,} file(s)",
-        )
-    if pc.any(found.column("encrypted")).as_py():
-        raise Refused(
-            ErrorKind.UNSUPPORTED_FEATURE, "its manifests are encrypted and cannot be read here"
-        )
-    mark = {name: row[name] for name in ("table_id", "version", "kept")}
-    columns = ("path", "length", "content", "entries", "live")
-    values = zip(*(found.column(name).to_pylist() for name in columns), strict=True)
-    for uri, length, content, entries, live in values:
-        # Most of a list is what the list before it named.
-        if output.first(row["table_id"], row["kept"], uri):
-            output.one(
-                uri,
-                **mark,
-                kind=FileKind.MANIFEST_FILE.value,
-                uri=uri,
-                size=length,
-                content=content,
-                entries=entries,
-                live=live,
+    def take(self, row: Row, answer: bytes | LakewardenError | None) -> None:
+        """Take the file that the row names, and what it names itself if it was opened."""
+        uri = row["uri"]
+        if uri is None:
+            return
+        mark = {name: row[name] for name in ("table_id", "version", "kept")}
+        if row["what"] == MANIFEST:
+            kind = FileKind.MANIFEST_FILE.value
+            self._output.one(uri, **mark, kind=kind, uri=uri, content=0)
+            return
+        kind = row["kind"] or FileKind.MANIFEST_LIST.value
+        size = len(answer) if isinstance(answer, bytes) else row["size"]
+        self._output.one(uri, **mark, kind=kind, size=size)
+        try:
+            if isinstance(answer, LakewardenError):
+                raise answer
+            if answer is not None:
+                self._manifests(row, answer)
+        except NotFound:
+            if row["kept"]:
+                missing = Damaged(
+                    ErrorKind.DAMAGED_VERSION,
+                    f"snapshot {row['version']} needs {uri}, which does not exist; nothing goes: "
+                    "restore the file, or expire that snapshot",
+                )
+                self._output.trouble(row["table_id"], row["version"], missing, NOTE_ERROR)
+        except LakewardenError as error:
+            # What a going list names only ever adds to what may go.
+            note = NOTE_ERROR if row["kept"] or not isinstance(error, Damaged) else NOTE_WARNING
+            named = Damaged(error.kind, f"snapshot {row['version']} ({uri}): {error.message}")
+            self._output.trouble(row["table_id"], row["version"], named, note)
+
+    def _manifests(self, row: Row, data: bytes) -> None:
+        whose = {name: row[name] for name in ("table_id", "kept")}
+        base = self._last[1] if self._last is not None and self._last[0] == whose else None
+        found = read_manifest_list(data, base)
+        if not found.number and row["files"]:
+            raise Damaged(
+                ErrorKind.CORRUPT_MANIFEST,
+                f"it names no manifest, and the snapshot says that it has {row['files']:,} file(s)",
             )
+        if pc.any(found.fresh.column("encrypted")).as_py():
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE, "its manifests are encrypted and cannot be read here"
+            )
+        self._last = whose, found
+        columns = ("path", "length", "content", "entries", "live")
+        values = zip(*(found.fresh.column(name).to_pylist() for name in columns), strict=True)
+        for uri, length, content, entries, live in values:
+            # Lists that are not read one after the other name the same, too.
+            if self._output.first(row["table_id"], row["kept"], uri):
+                self._output.one(
+                    uri,
+                    **whose,
+                    version=row["version"],
+                    kind=FileKind.MANIFEST_FILE.value,
+                    uri=uri,
+                    size=length,
+                    content=content,
+                    entries=entries,
+                    live=live,
+                )
 
 
 def _content_reader(places: Mapping[int, Location], opening: Opening, equality: Equality) -> Stage:
@@ -721,7 +735,7 @@ def _content_reader(places: Mapping[int, Location], opening: Opening, equality: 
             _decode(group, output)
             yield from output.ready()
         yield from output.ready(all_of_it=True)
-        yield from _requests(stores)
+        yield from request_notes(stores.requests(), NAMED, "text", "size")
 
     return read_batches
 
@@ -782,12 +796,6 @@ def _unread(row: Row, error: LakewardenError, output: _Output) -> None:
     )
     for table_id in row["tables"].split(","):
         output.trouble(int(table_id), row["version"], named, note)
-
-
-def _requests(stores: ReadStores) -> Iterator[pa.RecordBatch]:
-    counted = stores.requests().items()
-    rows = [{"text": kind.value, "size": n, "note": NOTE_REQUESTS} for kind, n in counted]
-    yield from batches(rows, NAMED)
 
 
 def _get(stores: ReadStores, uri: str) -> bytes:

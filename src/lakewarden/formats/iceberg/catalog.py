@@ -59,7 +59,7 @@ from lakewarden.errors import (
     StorageError,
     UsageError,
 )
-from lakewarden.formats.iceberg.metadata import Removal, without
+from lakewarden.formats.iceberg.metadata import Removal, unpacked, without
 from lakewarden.formats.iceberg.paths import place
 from lakewarden.formats.iceberg.target import CatalogTarget, Identifier
 from lakewarden.storage.location import Location
@@ -545,7 +545,7 @@ class _Writing:
     def read(self, location: str) -> bytes:
         _check_same(location, self._expected)
         if not self.before:
-            self.before = json.loads(_unpacked(_get(self._opening, location)))
+            self.before = json.loads(unpacked(_get(self._opening, location)))
         return _packed(json.dumps(self._slight(self.before)).encode(), location)
 
     def write(self, location: str, _slight: bytes) -> None:
@@ -596,10 +596,6 @@ _NO_COLUMNS = {
     "default-spec-id": 0, "partition-specs": [{"spec-id": 0, "fields": []}],
     "default-sort-order-id": 0, "sort-orders": [{"order-id": 0, "fields": []}],
 }  # fmt: skip
-
-
-def _unpacked(data: bytes) -> bytes:
-    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
 def _packed(data: bytes, location: str) -> bytes:

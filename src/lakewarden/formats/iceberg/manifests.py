@@ -26,7 +26,7 @@ import lzma
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -44,8 +44,6 @@ MANIFEST_LIST = pa.schema(
         ("path", pa.string()),
         ("length", pa.int64()),
         ("content", pa.int32()),
-        ("spec_id", pa.int32()),
-        ("added_snapshot_id", pa.int64()),
         #: All entries, and those of files that were there when it was written; null if not told.
         ("entries", pa.int64()),
         ("live", pa.int64()),
@@ -80,9 +78,7 @@ _ENTRY: Wanted = {
 _MANIFEST: Wanted = {
     "path": ((500, ("manifest_path",)),),
     "length": ((501, ("manifest_length",)),),
-    "spec_id": ((502, ("partition_spec_id",)),),
     "content": ((517, ("content",)),),
-    "added_snapshot_id": ((503, ("added_snapshot_id",)),),
     "added": ((504, ("added_files_count", "added_data_files_count")),),
     "existing": ((505, ("existing_files_count", "existing_data_files_count")),),
     "deleted": ((506, ("deleted_files_count", "deleted_data_files_count")),),
@@ -112,13 +108,40 @@ _UNREADABLE = (
 )  # fmt: skip
 
 
-def read_manifest_list(data: bytes) -> pa.Table:
-    """Return a `MANIFEST_LIST` of a manifest list.
+@dataclass(frozen=True, slots=True)
+class ManifestList:
+    """A manifest list, compared with another."""
+
+    #: A `MANIFEST_LIST` of what the other does not name.
+    fresh: pa.Table
+    #: Manifests in all.
+    number: int
+    schema: str
+    raw: bytes
+
+
+def read_manifest_list(data: bytes, base: ManifestList | None = None) -> ManifestList:
+    """Read a manifest list, or what it names before or after all that another one names.
+
+    Most of a list is what the list of the snapshot before it named, in the same bytes.
 
     A list that was cut exactly between two blocks cannot be told from a shorter one; the same
     holds for manifests, of which the list knows the length and the number of entries.
     """
-    return _list_table(_one_by_one(_File.open(data, _MANIFEST)))
+    file = _File.open(data, _MANIFEST)
+    raw, number = b"".join(file.blocks), sum(file.counts)
+    if base is not None and base.raw and base.schema == file.text:
+        # Records have no mark between them, but only one way to be read from the left: if one part
+        # of the bytes is exactly so many records, and the rest is that of the other list, so be it.
+        for begin, end in ((0, len(raw) - len(base.raw)), (len(base.raw), len(raw))):
+            rest = raw[:begin] + raw[end:]
+            if begin <= end and rest == base.raw and number >= base.number:
+                part = replace(file, counts=[number - base.number], blocks=[raw[begin:end]])
+                try:
+                    return ManifestList(_list_table(_one_by_one(part)), number, file.text, raw)
+                except Damaged:
+                    break
+    return ManifestList(_list_table(_one_by_one(file)), number, file.text, raw)
 
 
 def read_manifests(data: Sequence[bytes]) -> Iterator[pa.Table | Damaged]:
@@ -183,7 +206,6 @@ def _list_table(columns: Columns) -> pa.Table:
     table = _table(columns, MANIFEST_LIST)
     _require(table, "content", 1)
     _require(table, "length", None)
-    _require(table, "spec_id", None)
     return table
 
 

@@ -35,7 +35,6 @@ class StoredSnapshot:
     manifest_list: str | None
     #: Named in the metadata itself, without a list, by old writers of format 1.
     manifests: tuple[str, ...]
-    encrypted: bool
     #: Files that the snapshot's summary counts; None if it does not.
     files: int | None = None
 
@@ -55,9 +54,7 @@ class TableMetadata:
 
     uuid: str | None
     location: str
-    format_version: int
     current_snapshot_id: int | None
-    last_updated_ms: int
     properties: Mapping[str, str]
     snapshots: Sequence[StoredSnapshot]
     refs: Sequence[expiry.Ref]
@@ -83,10 +80,15 @@ class _MalformedError(ValueError):
     """The JSON is not what a metadata file contains; says in what."""
 
 
+def unpacked(data: bytes) -> bytes:
+    """Return the JSON text of a metadata file, which may be compressed whatever its name."""
+    return gzip.decompress(data) if data.startswith(_GZIP) else data
+
+
 def parse(data: bytes, location: str) -> TableMetadata:
     """Read a metadata file.  Whatever is missing or of the wrong type means that it is damaged."""
     try:
-        raw = json.loads(gzip.decompress(data) if data.startswith(_GZIP) else data)
+        raw = json.loads(unpacked(data))
         version = _get(raw, "format-version", int)
         if version <= NEWEST_FORMAT:
             return _table(raw, version)
@@ -114,9 +116,7 @@ def _table(raw: Mapping[str, Any], version: int) -> TableMetadata:
     return TableMetadata(
         uuid=_optional(raw, "table-uuid", str),
         location=_get(raw, "location", str),
-        format_version=version,
         current_snapshot_id=None if current == _NO_SNAPSHOT else current,
-        last_updated_ms=_optional(raw, "last-updated-ms", int) or 0,
         properties={
             name: value if isinstance(value, str) else json.dumps(value)
             for name, value in (_optional(raw, "properties", dict) or {}).items()
@@ -141,7 +141,6 @@ def _snapshot(raw: Mapping[str, Any]) -> StoredSnapshot:
         _get(raw, "timestamp-ms", int),
         manifest_list,
         manifests,
-        raw.get("key-id") is not None,
         _files(raw.get("summary")),
     )
 
