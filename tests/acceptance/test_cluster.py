@@ -95,6 +95,7 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.nightly
 def test_spark_connect_runs_the_command_line(connect: str, tmp_path: Path) -> None:
     places = make_fleet(tmp_path / "lake")
     plan = tmp_path / "plan"

@@ -531,7 +531,7 @@ def test_overwritten_anywhere(
     data = rewritten(manifest(tmp_path, many(9)), codec, interval=800)
     start = manifests._header(data)[0]
     seen = set()
-    for at in range(start, len(data), 1 if abreast else 5):
+    for at in range(start, len(data), 3 if abreast else 17):
         for bits in (0x01, 0x80, 0xFF):
             bad = bytearray(data)
             bad[at] ^= bits
