@@ -136,7 +136,7 @@ def test_a_writer_in_bursts_loses_nothing_to_cleanup_in_a_loop(tmp_path: Path) -
     with running(command, log=log) as writer:
         give_up = time.monotonic() + 60
         while len(log.read_text().splitlines()) < 6 and time.monotonic() < give_up:
-            time.sleep(0.1)  # noqa: TID251
+            time.sleep(0.1)  # noqa: TID251  # until the writer has begun
         for arguments in (
             ("cleanup", T, "--keep", 2, "--older-than", "0s", "--confirm", "--json"),
             # The floor of a day stands: what the writer is about to commit is younger.
@@ -224,7 +224,7 @@ def test_a_cleanup_killed_at_any_moment_is_finished_by_the_next(
             while progress(root)[phase] == was[phase]:
                 assert time.monotonic() < give_up, phase
                 assert run.process.poll() is None, phase
-                time.sleep(0.001)  # noqa: TID251
+                time.sleep(0.001)  # noqa: TID251  # until the phase has begun
             run.kill()
         assert files(root) != expected, f"{phase}: it had finished already"
         assert records(root), phase

@@ -134,7 +134,7 @@ def test_a_cleanup_killed_at_any_moment_is_finished_by_the_next(
                 time.sleep(0.02)  # noqa: TID251  # until manifests begin to go
             while number == 0 and sum(1 for _ in table.rglob("*")) == files:
                 time.sleep(0.02)  # noqa: TID251  # until something is gone
-            time.sleep(chance.uniform(0.05, 0.6))  # noqa: TID251
+            time.sleep(chance.uniform(0.05, 0.6))  # noqa: TID251  # at any moment
             if number == 1:
                 run.kill_driver_only()
             else:

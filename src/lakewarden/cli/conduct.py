@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,7 @@ def remove(
     check_rate(rate_limit)
     places = [*targets.tables, *targets.directories]
     echo(targets, consent, engine)
-    ask(places, consent)
+    consent = ask(places, consent)
     if places and all(place.is_local and not Path(place.uri).exists() for place in places):
         raise NotFound(f"{places[0].uri} does not exist; check the path")
     if save_plan is not None:
@@ -75,7 +75,7 @@ def remove(
         # Where a catalog keeps its tables; each table is asked about again once it is known.
         warehouses = [lake.warehouse(target.catalog) for target in targets.iceberg.tables]
         places += [place for place in warehouses if place is not None]
-        ask(places, consent)
+        consent = ask(places, consent)
     reading = start(engine, options, targets, lake)
     plan = operations.plan(targets, request, reading, now=reading.clock.now())
     tell_warnings(plan)
@@ -125,10 +125,10 @@ def echo(targets: Targets, consent: Consent, engine: Engine) -> None:
         output.to_stderr(f"target   … and {len(named) - 5} more")
 
 
-def ask(places: Sequence[Location], consent: Consent) -> None:
-    """Get consent to delete from these places, or refuse."""
+def ask(places: Sequence[Location], consent: Consent) -> Consent:
+    """Get consent to delete from these places, or refuse; a person is asked once."""
     if not consent.confirm or consent.yes or all(place.is_local for place in places):
-        return
+        return consent
     if consent.json or not sys.stdin.isatty():
         raise Refused(
             ErrorKind.CONSENT,
@@ -137,6 +137,7 @@ def ask(places: Sequence[Location], consent: Consent) -> None:
     typer.confirm(
         "Delete from a store that is not local, as the plan will say?", abort=True, err=True
     )
+    return replace(consent, yes=True)
 
 
 def open_catalogs(targets: Targets, properties: dict[str, str]) -> Lake | None:

@@ -111,7 +111,7 @@ def _connected(process: subprocess.Popen[bytes], name: str, uri: str, log: Path)
         except OSError as reason:  # what requests raises while nobody listens
             if process.poll() is not None or time.monotonic() > give_up:
                 raise RuntimeError(f"the REST server did not start:\n{log.read_text()}") from reason
-        time.sleep(0.1)
+        time.sleep(0.1)  # until the server listens
 
 
 def _java() -> str:

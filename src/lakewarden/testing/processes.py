@@ -292,7 +292,7 @@ def _wait_until(happened: Any, what: str) -> None:
     while not happened():
         if time.monotonic() > give_up:
             raise TimeoutError(f"waited {START_SECONDS:g} s for {what}")
-        time.sleep(0.05)
+        time.sleep(0.05)  # another process is at work: there is nothing to wait on but time
 
 
 def _readable(stream: IO[str] | None) -> IO[str]:

@@ -129,7 +129,7 @@ class Counted:
             throttled = self._throttle > 0
             self._throttle -= throttled
         if self._latency_seconds:
-            time.sleep(self._latency_seconds)
+            time.sleep(self._latency_seconds)  # the latency that was asked for
         if throttled:
             return refuse(start, "503 Slow Down", "SlowDown")
         if f"Credential={ACCESS_KEY}/" not in environ.get("HTTP_AUTHORIZATION", ""):
