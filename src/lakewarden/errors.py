@@ -47,6 +47,15 @@ class ErrorKind(StrEnum):
     GC_DISABLED = "gc_disabled"
     PREFIX_MISMATCH = "prefix_mismatch"
     CONFLICT = "conflict"
+    INCOMPATIBLE = "incompatible"
+    COMMIT_UNKNOWN = "commit_unknown"
+    HISTORY_GAP = "history_gap"
+    RECLAIMED = "reclaimed"
+    NEWER_STAMP = "newer_stamp"
+    NOT_A_WAREHOUSE = "not_a_warehouse"
+    BAD_NAME = "bad_name"
+    DRIFT = "drift"
+    IN_WAREHOUSE = "in_warehouse"
 
 
 class LakewardenError(Exception):

@@ -10,6 +10,9 @@ from enum import StrEnum
 from lakewarden.errors import ErrorKind, UsageError
 
 MAIN = "main"
+#: An object in a table's directory that says which warehouse it belongs to: only the log of that
+#: one knows which versions are needed.
+WAREHOUSE_MARK = "_lakewarden/warehouse.json"
 
 
 class Format(StrEnum):

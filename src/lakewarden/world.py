@@ -1,10 +1,11 @@
-"""Time, sleep and ids: the only module that reads the system clock or invents anything.
+"""Time, sleep, chance and ids: the only module that reads the system clock or invents anything.
 
 One clock decides and deletes: `now` is read once at the top of an operation and passed down.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 import uuid
 from datetime import UTC, datetime
@@ -38,6 +39,21 @@ class SystemClock:
 
     def elapsed(self) -> float:
         return time.perf_counter()
+
+
+class Chance(Protocol):
+    """Where randomness comes from."""
+
+    def below(self, number: int) -> int:
+        """Return a whole number from 0 to `number` - 1, each as likely as the others."""
+        ...
+
+
+class SystemChance:
+    """The machine's own randomness."""
+
+    def below(self, number: int) -> int:
+        return secrets.randbelow(number)
 
 
 def fresh_id() -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import lakewarden
-from lakewarden.cli import output
+from lakewarden.cli import output, warehouse
 from lakewarden.cli.conduct import (
     Consent,
     ask,
@@ -73,13 +73,14 @@ app = typer.Typer(
 )
 storage_app = typer.Typer(help="About object stores.", no_args_is_help=True)
 app.add_typer(storage_app, name="storage")
+warehouse.register(app)
 
 
 @app.callback()
 def main(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Looks after versioned tables: removes old versions and orphan files, and nothing else."""
+    """Looks after versioned tables: keeps every version of a warehouse, and removes what may go."""
     if version:
         output.to_stdout(f"lakewarden {lakewarden.__version__}")
         raise typer.Exit

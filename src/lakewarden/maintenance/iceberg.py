@@ -27,6 +27,7 @@ from lakewarden.maintenance.survey import (
     Survey,
     TableState,
     errors_in,
+    in_warehouse,
     list_fully,
     with_credentials,
 )
@@ -504,7 +505,10 @@ class _Work:
             ]
             if covering:
                 errors[root.table_id] = covering[0]
-            nested = states.get(root.root_id, State()).nested
+            state = states.get(root.root_id, State())
+            if state.kept:
+                errors.setdefault(root.table_id, in_warehouse(root.location))
+            nested = state.nested
             if nested:
                 errors.setdefault(root.table_id, _nested(root, nested))
         return objects, states, errors

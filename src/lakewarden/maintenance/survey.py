@@ -279,6 +279,15 @@ def tables_in(
     return sorted(places), nested
 
 
+def in_warehouse(place: Location) -> Refused:
+    """Say that a table is not to be cleaned on its own."""
+    return Refused(
+        ErrorKind.IN_WAREHOUSE,
+        f"{place.uri} belongs to a warehouse, and only its log knows which versions and files tags, "
+        "branches and restores need; nothing goes: leave the table out (--exclude)",
+    )
+
+
 def _not_a_table(state: TableState, nested: Location | None) -> LakewardenError | None:
     place = state.root.location
     if not state.seen.objects:
@@ -289,6 +298,8 @@ def _not_a_table(state: TableState, nested: Location | None) -> LakewardenError 
             ErrorKind.NOT_A_TABLE,
             f"{place.uri} is no table but holds some; add --recursive to take every table below",
         )
+    if state.seen.kept:
+        return in_warehouse(place)
     if state.seen.nested:
         nested = replace(place, path=state.root.key(state.seen.nested))
     if nested is not None:

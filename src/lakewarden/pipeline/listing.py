@@ -25,7 +25,7 @@ from lakewarden.errors import LakewardenError
 from lakewarden.formats.iceberg import layout as iceberg
 from lakewarden.formats.iceberg.paths import Places, place_all
 from lakewarden.formats.lance import layout
-from lakewarden.model import MAIN, FileKind, Format
+from lakewarden.model import MAIN, WAREHOUSE_MARK, FileKind, Format
 from lakewarden.pipeline.frames import (
     LISTING,
     NOTE_ERROR,
@@ -345,6 +345,7 @@ def _count(
     for number, one, what in zip(
         *(column.filter(odd).to_pylist() for column in (root_id, path, kind)), strict=True
     ):
+        states[number].kept |= one == WAREHOUSE_MARK
         nested = _nested_in(one, what)
         states[number].nested = max(states[number].nested, nested)
 
@@ -373,10 +374,13 @@ class State:
     manifests_mark: int = 0
     #: Another table found inside.
     nested: str = ""
+    #: It belongs to a warehouse.
+    kept: bool = False
 
     def count(self, path: str, entry: layout.Entry, size: int, modified: int | None) -> None:
         self.objects += 1
         self.bytes += size
+        self.kept |= path == WAREHOUSE_MARK
         if entry.kind is FileKind.REF:
             self.refs_mark += _hash(f"{path}\0{size}\0{modified}")
         elif entry.kind in (FileKind.MANIFEST, FileKind.STAGED_MANIFEST):
@@ -393,6 +397,7 @@ class State:
             self.refs_mark + other.refs_mark,
             self.manifests_mark + other.manifests_mark,
             max(self.nested, other.nested),
+            self.kept or other.kept,
         )
 
 

@@ -61,6 +61,18 @@ def validate(store: Store, location: Location, *, ids: Callable[[], str]) -> lis
         _clean(store, root)
 
 
+def creates_if_absent(store: Store, prefix: str) -> bool:
+    """Tell whether the store keeps the one promise that commits stand on."""
+    try:
+        for check in (_conditional, _race):
+            check(store, f"{prefix}/{check.__name__}")
+    except ContractBroken:
+        return False
+    finally:
+        _clean(store, prefix)
+    return True
+
+
 def _outcome(check: Check, store: Store, prefix: str) -> CheckOutcome:
     try:
         check.run(store, prefix)

@@ -17,7 +17,6 @@ commit took away from somebody is put back before any file is deleted.
 from __future__ import annotations
 
 import copy
-import gzip
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +58,7 @@ from lakewarden.errors import (
     StorageError,
     UsageError,
 )
-from lakewarden.formats.iceberg.metadata import Removal, unpacked, without
+from lakewarden.formats.iceberg.metadata import Removal, packed, unpacked, without
 from lakewarden.formats.iceberg.paths import place
 from lakewarden.formats.iceberg.target import CatalogTarget, Identifier
 from lakewarden.storage.location import Location
@@ -129,6 +128,12 @@ class Lake:
                     f"catalog {name!r} cannot be opened ({_first_line(error)}); check PyIceberg's "
                     "configuration (.pyiceberg.yaml) or pass --catalog-property uri=…",
                 ) from error
+        if getattr(self._open[name], "keeps_versions", False):
+            raise Refused(
+                ErrorKind.IN_WAREHOUSE,
+                f"catalog {name!r} is a warehouse, and only its log knows which snapshots and files "
+                "tags, branches and restores need; nothing goes",
+            )
         return self._open[name]
 
     def storage_options(self, name: str) -> dict[str, str]:
@@ -413,6 +418,15 @@ def storage_options(properties: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def pyiceberg_properties(options: Mapping[str, str]) -> dict[str, str]:
+    """Translate our storage options into PyIceberg's, as far as it knows them."""
+    found: dict[str, str] = {}
+    for theirs, ours in _OPTIONS.items():
+        if ours in options and not theirs.startswith("client."):
+            found.setdefault(theirs, options[ours])
+    return found
+
+
 def _refuse_signing(properties: Mapping[str, str], table: CatalogTarget) -> None:
     if properties.get("s3.remote-signing-enabled", "").lower() == "true":
         raise Refused(
@@ -546,7 +560,7 @@ class _Writing:
         _check_same(location, self._expected)
         if not self.before:
             self.before = json.loads(unpacked(_get(self._opening, location)))
-        return _packed(json.dumps(self._slight(self.before)).encode(), location)
+        return packed(json.dumps(self._slight(self.before)).encode(), location)
 
     def write(self, location: str, _slight: bytes) -> None:
         self.after = self._change(self.before)
@@ -556,7 +570,7 @@ class _Writing:
             raise _unplaced(location)
         text = json.dumps(self.after, separators=(",", ":"), ensure_ascii=False).encode()
         self.written[location] = found
-        self._opening(found).put_if_absent(found.key, _packed(text, location))
+        self._opening(found).put_if_absent(found.key, packed(text, location))
 
     def discard(self) -> None:
         for found in self.written.values():
@@ -596,10 +610,6 @@ _NO_COLUMNS = {
     "default-spec-id": 0, "partition-specs": [{"spec-id": 0, "fields": []}],
     "default-sort-order-id": 0, "sort-orders": [{"order-id": 0, "fields": []}],
 }  # fmt: skip
-
-
-def _packed(data: bytes, location: str) -> bytes:
-    return gzip.compress(data) if ".gz." in location or location.endswith(".gz") else data
 
 
 def _get(opening: ReadOpening, location: str) -> bytes:

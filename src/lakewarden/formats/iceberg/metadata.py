@@ -85,6 +85,11 @@ def unpacked(data: bytes) -> bytes:
     return gzip.decompress(data) if data.startswith(_GZIP) else data
 
 
+def packed(data: bytes, location: str) -> bytes:
+    """Return a metadata file's text as its name promises it."""
+    return gzip.compress(data) if ".gz." in location or location.endswith(".gz") else data
+
+
 def parse(data: bytes, location: str) -> TableMetadata:
     """Read a metadata file.  Whatever is missing or of the wrong type means that it is damaged."""
     try:

@@ -199,6 +199,16 @@ def decode(data: bytes, seen: Seen | None = None, context: object = None) -> Man
         ) from error
 
 
+def transaction_file(data: bytes) -> str:
+    """Return the name of the transaction file of a manifest; empty if it has none."""
+    try:
+        return str(_sections(data)[0].transaction_file)
+    except (ValueError, message.DecodeError) as error:
+        raise Damaged(
+            ErrorKind.CORRUPT_MANIFEST, f"the manifest is corrupt or truncated ({error})"
+        ) from error
+
+
 def _sections(data: bytes) -> tuple[Any, Any]:
     """Return the manifest and its indices as messages, if we know all that they may mean."""
     if len(data) < _TAIL.size:

@@ -1,0 +1,46 @@
+"""What kind of change a Lance transaction is.
+
+Read from the transaction file, whose layout is a public specification: the operation is the one
+field with a number of 100 or more.
+"""
+
+from __future__ import annotations
+
+from google.protobuf import empty_pb2, message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from lakewarden.errors import Damaged, ErrorKind
+
+OPERATIONS = {
+    100: "append",
+    101: "delete",
+    102: "overwrite",
+    103: "create_index",
+    104: "rewrite",
+    105: "merge",
+    106: "restore",
+    107: "reserve_fragments",
+    108: "update",
+    109: "project",
+    110: "update_config",
+    111: "data_replacement",
+    112: "update_mem_wal_state",
+    113: "clone",
+    114: "update_bases",
+}
+_FIRST_OPERATION = 100
+
+
+def operation(data: bytes) -> str:
+    """Return the operation of a transaction file; a number for one that is not known here."""
+    try:
+        fields = UnknownFieldSet(empty_pb2.Empty.FromString(data))
+        numbers = [fields[at].field_number for at in range(len(fields))]
+        found = [number for number in numbers if number >= _FIRST_OPERATION]
+    except message.DecodeError as error:
+        raise Damaged(
+            ErrorKind.CORRUPT_MANIFEST, f"the transaction file is corrupt or truncated ({error})"
+        ) from error
+    if not found:
+        raise Damaged(ErrorKind.CORRUPT_MANIFEST, "the transaction file names no operation")
+    return OPERATIONS.get(found[0], str(found[0]))

@@ -1,0 +1,328 @@
+"""How a transaction becomes a version: claim the next number, and if it is taken, rebase and retry.
+
+A claim that fails has three outcomes.  It did not land: somebody else's entry is there.  It landed:
+the entry that is there is ours, only the answer was lost.  Or nobody can tell; then the very same
+claim is made again, which settles it, for at most one of both can be there.
+
+Whoever commits leaves a checkpoint from time to time, before the entry that names it.  So an entry
+and its checkpoint are the whole warehouse at that version, however long its history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from lakewarden.errors import (
+    AlreadyExists,
+    Conflict,
+    Damaged,
+    ErrorKind,
+    LakewardenError,
+    NotFound,
+    StorageError,
+)
+from lakewarden.storage.store import Store
+from lakewarden.warehouse import conflicts
+from lakewarden.warehouse.backoff import SlotBackoff
+from lakewarden.warehouse.codec import CHECKPOINTS, ENTRIES, TRANSACTIONS
+from lakewarden.warehouse.handlers import CommitHandler
+from lakewarden.warehouse.manifest import (
+    EMPTY,
+    STAMP,
+    Change,
+    Entry,
+    Logged,
+    Manifest,
+    Transaction,
+    apply,
+    replay,
+)
+from lakewarden.world import Chance, Clock, fresh_id
+
+#: Versions after which a checkpoint is made.
+CHECKPOINT_EVERY = 32
+#: Times a claim whose outcome nobody can tell is made again.
+_CLAIMS = 4
+#: A writer that took longer than this makes sure that its version still follows the one before.
+#: Cleanup keeps every version for a multiple of it.
+SLOW = timedelta(minutes=1)
+
+#: Makes a change again on top of what the warehouse is now.
+Rebase = Callable[[Change, Manifest], Change]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The warehouse at one version, as somebody has read it."""
+
+    manifest: Manifest
+    #: The write of that version; empty before the first one.
+    write_id: str = ""
+    checkpoint: int = 0
+    tail: tuple[Logged, ...] = ()
+    #: When it was the newest, on the clock's steady scale.
+    seen: float = 0.0
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How often and how long a commit is tried."""
+
+    tries: int = 50
+    seconds: float = 120.0
+
+
+@dataclass(slots=True)
+class Log:
+    """The versions of one warehouse."""
+
+    handler: CommitHandler
+    store: Store
+    #: The directory of the warehouse's own objects.
+    prefix: str
+    clock: Clock
+    chance: Chance
+    limits: Limits = field(default_factory=Limits)
+    new_id: Callable[[], str] = fresh_id
+    #: Of failed tries, for those who want to know.
+    retries: int = 0
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def head(self, known: Head | None = None) -> Head:
+        """Return the newest version; `known` saves reading what has not changed."""
+        seen = self.clock.elapsed()
+        newest = self.handler.head()
+        if newest == 0:
+            return Head(EMPTY, seen=seen)
+        if known is not None and known.version == newest:
+            return replace(known, seen=seen)
+        return replace(self._whole(self.entry(newest), known), seen=seen)
+
+    def at(self, version: int) -> Manifest:
+        """Return the warehouse at a version."""
+        return self._whole(self.entry(version), None).manifest
+
+    def entry(self, version: int) -> Entry:
+        """Return what is stored for a version; raise a typed error if it was reclaimed."""
+        try:
+            data = self.handler.read(version)
+        except NotFound:
+            raise self._missing(version) from None
+        entry = ENTRIES.decode(data, str(version))
+        if entry.version != version:
+            raise Damaged(
+                ErrorKind.CORRUPT_MANIFEST,
+                f"what is stored as version {version} of the warehouse says that it is version "
+                f"{entry.version}; restore the object from a backup",
+            )
+        return entry
+
+    def since(self, version: int, head: Entry) -> list[Logged]:
+        """Return every version after one, up to the given entry; a gap is an error."""
+        late = [*head.tail, head.logged]
+        missing = range(version + 1, late[0].version)
+        early = []
+        for number in missing:
+            try:
+                early.append(ENTRIES.decode(self.handler.read(number), str(number)).logged)
+            except NotFound:
+                raise Conflict(
+                    ErrorKind.HISTORY_GAP,
+                    f"version {number} of the warehouse was reclaimed, and what it changed since "
+                    f"version {version} cannot be known; nothing was committed: read again and do "
+                    "it again",
+                ) from None
+        return [one for one in [*early, *late] if one.version > version]
+
+    def _whole(self, entry: Entry, known: Head | None) -> Head:
+        start = known.manifest if known is not None else EMPTY
+        if not entry.checkpoint <= start.version < entry.version:
+            start = self._checkpoint(entry.checkpoint) if entry.checkpoint else EMPTY
+        tail = [one for one in (*entry.tail, entry.logged) if one.version > start.version]
+        manifest = replay(start, tail)
+        return Head(manifest, entry.write_id, entry.checkpoint, (*entry.tail, entry.logged))
+
+    def _checkpoint(self, version: int) -> Manifest:
+        key = self._checkpoint_key(version)
+        try:
+            data = self.store.get(key)
+        except NotFound:
+            raise self._missing(version) from None
+        manifest = CHECKPOINTS.decode(data, key)
+        if manifest.version != version:
+            raise Damaged(
+                ErrorKind.CORRUPT_MANIFEST,
+                f"checkpoint {key} is one of version {manifest.version}; restore the object from a "
+                "backup",
+            )
+        return manifest
+
+    def _missing(self, version: int) -> LakewardenError:
+        newest = self.handler.head()
+        if 0 < version <= newest:
+            return NotFound(
+                f"version {version} of the warehouse was reclaimed by a cleanup (the newest is "
+                f"{newest}); tag versions that must stay",
+                ErrorKind.RECLAIMED,
+            )
+        return NotFound(f"there is no version {version} of the warehouse; the newest is {newest}")
+
+    # -- committing ------------------------------------------------------------------------------
+
+    def commit(self, base: Head, transaction: Transaction, rebase: Rebase) -> Head:
+        """Make a version of the transaction, on top of whatever has been committed meanwhile.
+
+        `base` is what it was prepared on.  Returns the warehouse with it; raises Conflict if it
+        does not get along with others, and then nothing of it was committed.
+        """
+        done = self._earlier(base.manifest, transaction)
+        if done is not None:
+            return done
+        self._announce(transaction)
+        backoff = SlotBackoff(self.chance)
+        started = self.clock.elapsed()
+        for _ in range(self.limits.tries):
+            began = self.clock.elapsed()
+            committed = self._try(base, transaction)
+            if committed is not None:
+                return committed
+            base, transaction = self._rebased(base, transaction, rebase)
+            done = self._earlier(base.manifest, transaction)
+            if done is not None:
+                return done
+            self.retries += 1
+            now = self.clock.elapsed()
+            if now - started > self.limits.seconds:
+                break
+            self.clock.sleep(backoff.after(now - began))
+        raise Conflict(
+            ErrorKind.CONFLICT,
+            f"{transaction} was outrun by others {self.limits.tries} times or for "
+            f"{self.limits.seconds:.0f} seconds; nothing was committed: try again later",
+        )
+
+    def _earlier(self, manifest: Manifest, transaction: Transaction) -> Head | None:
+        """Return the version that the same request has become before, if it has."""
+        version = manifest.requests.get(transaction.request or "")
+        return None if version is None else self._whole(self.entry(version), None)
+
+    def _announce(self, transaction: Transaction) -> None:
+        key = f"{self.prefix}/_transactions/{transaction.id}.json"
+        self.store.put(key, TRANSACTIONS.encode(transaction))
+
+    def _try(self, base: Head, transaction: Transaction) -> Head | None:
+        """Claim the version after `base`; None if somebody else has it."""
+        base = self._with_checkpoint(base)
+        at_us = max(_micros(self.clock), base.manifest.at_us + 1)
+        logged = Logged(base.version + 1, at_us, transaction)
+        after = apply(base.manifest, logged)
+        entry = Entry(logged, self.new_id(), STAMP, base.write_id, base.checkpoint, base.tail)
+        if not self._claim(entry):
+            return None
+        now = self.clock.elapsed()
+        if now - base.seen > SLOW.total_seconds() and not self._follows(entry):
+            return None
+        return Head(after, entry.write_id, entry.checkpoint, (*entry.tail, logged), now)
+
+    def _claim(self, entry: Entry) -> bool:
+        """Tell whether the version is ours."""
+        data = ENTRIES.encode(entry)
+        trouble: LakewardenError | None = None
+        for _ in range(_CLAIMS):
+            try:
+                self.handler.claim(entry.version, data)
+            except AlreadyExists:
+                pass
+            except StorageError as error:
+                trouble = error
+                if error.kind is ErrorKind.ACCESS_DENIED:
+                    raise
+            else:
+                return True
+            try:
+                there = ENTRIES.decode(self.handler.read(entry.version), str(entry.version))
+            except NotFound:
+                # It may still be on its way: the same claim again settles who has it.
+                continue
+            except StorageError as error:
+                trouble = error
+                continue
+            return there.write_id == entry.write_id
+        raise _unknown(entry, trouble)
+
+    def _follows(self, entry: Entry) -> bool:
+        """Tell whether the version that was claimed follows the one before, after a long time.
+
+        Others may have gone on long ago, and cleanup may have taken away their version of this
+        number: then ours stands where nobody looks.
+        """
+        try:
+            if self.handler.head() <= entry.version:
+                return True
+            after = ENTRIES.decode(self.handler.read(entry.version + 1), str(entry.version + 1))
+            if after.parent != entry.write_id:
+                self.handler.forget([entry.version])
+            return after.parent == entry.write_id
+        except StorageError as error:
+            raise _unknown(entry, error) from error
+
+    def _rebased(
+        self, base: Head, transaction: Transaction, rebase: Rebase
+    ) -> tuple[Head, Transaction]:
+        """Put the transaction on top of the newest version, or raise."""
+        seen = self.clock.elapsed()
+        # The next one is there, even if the listing does not know it yet.
+        newest = max(self.handler.head(), base.version + 1)
+        since = self.since(base.version, entry := self.entry(newest))
+        names = {number: table.name for number, table in base.manifest.tables.items()}
+        moved = conflicts.check(transaction, since, names)
+        head = replace(self._whole(entry, base), seen=seen)
+        changes = [
+            rebase(change, head.manifest) if change.table in moved else change
+            for change in transaction.changes
+        ]
+        return head, replace(transaction, changes=tuple(changes), read_version=head.version)
+
+    def _with_checkpoint(self, base: Head) -> Head:
+        """Leave a checkpoint of `base` if the way from the last one has become long."""
+        if len(base.tail) < CHECKPOINT_EVERY:
+            return base
+        try:
+            self.store.put(self._checkpoint_key(base.version), CHECKPOINTS.encode(base.manifest))
+        except StorageError:
+            # The way just gets longer.
+            return base
+        return replace(base, checkpoint=base.version, tail=())
+
+    def _checkpoint_key(self, version: int) -> str:
+        return f"{self.prefix}/_checkpoints/{version:020d}"
+
+
+def _unknown(entry: Entry, trouble: LakewardenError | None) -> StorageError:
+    why = trouble.message if trouble is not None else "the version is neither there nor free"
+    return StorageError(
+        ErrorKind.COMMIT_UNKNOWN,
+        f"whether {entry.logged.transaction} was committed as version {entry.version} cannot be told "
+        f"({why}); look at the log before you try again",
+    )
+
+
+def _micros(clock: Clock) -> int:
+    return int(clock.now().timestamp() * 1_000_000)
+
+
+def stands(change: Change, _: Manifest) -> Change:
+    """Leave a change as it is; for those that move no pin."""
+    return change
+
+
+def summary(versions: Sequence[Logged]) -> str:
+    """Return versions as one line each, newest last."""
+    return "\n".join(f"{one.version} {one.transaction}" for one in versions)

@@ -1,0 +1,611 @@
+"""Lance tables in a warehouse: a namespace that any Lance client commits through.
+
+With managed versioning a client writes its files, stages a manifest beside the others and asks the
+namespace for the next version; that is when the log decides.  A version that has been claimed is then
+put under its public name, so that whoever opens the table by its path sees the same head.  Before
+anything is said of a table its versions are public: clients look for what they must rebase on among
+the public ones.
+
+Clients call from threads of their own and with dictionaries or models, as it happens; whatever is
+raised when a version is refused, they look at what is there and rebase by their own rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from threading import RLock
+from typing import Any, Protocol, TypeVar
+
+import lance
+import lance_namespace as api
+from lance.commit import CommitConflictError
+from lance_namespace.errors import (
+    ConcurrentModificationError,
+    InternalError,
+    TableAlreadyExistsError,
+    TableNotFoundError,
+    TableVersionNotFoundError,
+    UnsupportedOperationError,
+)
+
+from lakewarden.errors import (
+    AlreadyExists,
+    Conflict,
+    Damaged,
+    ErrorKind,
+    LakewardenError,
+    NotFound,
+    Refused,
+)
+from lakewarden.formats.lance.manifest import transaction_file
+from lakewarden.formats.lance.transaction import operation
+from lakewarden.model import Format
+from lakewarden.storage.location import Location
+from lakewarden.storage.store import Store
+from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Name, Operation, Pin, Table
+from lakewarden.warehouse.warehouse import View, Warehouse
+from lakewarden.world import fresh_id
+
+_LAST = 2**64 - 1
+_PUBLIC = re.compile(r"(.*\.manifest)(-[^/]*)?")
+_V2 = re.compile(r"\d{20}\.manifest")
+#: Where manifests of transactions wait that are not committed yet, below a table.
+_WAITING = "_lakewarden"
+#: Lance's names for what changes do, in ours.
+_OPERATIONS = {
+    "append": Operation.APPEND,
+    "delete": Operation.DELETE,
+    "overwrite": Operation.OVERWRITE,
+    "create_index": Operation.INDEX,
+    "rewrite": Operation.REWRITE,
+    "reserve_fragments": Operation.REWRITE,
+    "merge": Operation.MERGE,
+    "restore": Operation.RESTORE,
+    "update": Operation.UPDATE,
+    "data_replacement": Operation.UPDATE,
+    "project": Operation.SCHEMA,
+    "update_config": Operation.SCHEMA,
+    "update_bases": Operation.SCHEMA,
+    "clone": Operation.OVERWRITE,
+}
+
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class LanceTables:
+    """What Lance tables do for the warehouse: show versions, take them back, restore."""
+
+    def __init__(self, warehouse: Warehouse) -> None:
+        self._warehouse = warehouse
+        #: Versions that are known to be public.
+        self._shown: set[tuple[str, str]] = set()
+
+    def store(self, table: Table) -> tuple[Store, str]:
+        """Return the table's store and its key there."""
+        location = Location.parse(table.location)
+        return self._warehouse.opener(location), location.key
+
+    def public(self, pin: Pin) -> str:
+        """Return the path, below the table, under which everybody finds a version."""
+        return _public(pin.path)
+
+    def publish(self, table: Table, pin: Pin) -> None:
+        if (table.id, pin.path) in self._shown:
+            return
+        store, root = self.store(table)
+        if not store.exists(f"{root}/{_public(pin.path)}"):
+            # Lance looks at all versions since the one that a writer has read: none may be left out.
+            for path in (*pin.through, pin.path):
+                self._show(table, store, root, path)
+        self._shown.add((table.id, pin.path))
+
+    def _show(self, table: Table, store: Store, root: str, path: str) -> None:
+        public = _public(path)
+        if path == public:
+            return
+        try:
+            data = store.get(f"{root}/{path}")
+        except NotFound:
+            if store.exists(f"{root}/{public}"):
+                # Somebody else has just done it.
+                return
+            raise
+        try:
+            store.put_if_absent(f"{root}/{public}", data)
+        except AlreadyExists:
+            if store.get(f"{root}/{public}") != data:
+                raise Refused(
+                    ErrorKind.DRIFT,
+                    f"somebody has written version {public} of {'.'.join(table.name)} past the "
+                    "warehouse; look at it with: lakewarden repair",
+                ) from None
+        store.delete([f"{root}/{path}"])
+
+    def discard(self, table: Table, pin: Pin) -> None:
+        store, root = self.store(table)
+        store.delete([f"{root}/{path}" for path in (*pin.through, pin.path)])
+
+    def restore(self, table: Table, current: Pin, target: Pin) -> Pin:
+        self.publish(table, current)
+        waiting = Waiting(self, self._warehouse.view(self._warehouse.known.manifest))
+        namespace = Namespace(self._warehouse, waiting)
+        found = lance.dataset(
+            namespace_client=namespace, table_id=list(table.name), version=target.version
+        )
+        with namespace.told():
+            found.restore()
+        return waiting.pins[table.id]
+
+    def new_table(self, view: View, name: Name, location: str | None) -> Table:
+        table = self._warehouse.new_table(view, name, Format.LANCE, location=location)
+        self._warehouse.mark(table)
+        return table
+
+    def pinned(self, table: Table, version: int, path: str, **more: Any) -> Pin:
+        """Return the pin of a manifest that a client has staged, given by its key in the store."""
+        root = Location.parse(table.location).key
+        if not path.startswith(f"{root}/_versions/"):
+            raise Refused(
+                ErrorKind.LOCATION_OVERLAP,
+                f"the manifest {path} is not one of table {'.'.join(table.name)} ({root})",
+            )
+        return Pin(version, path[len(root) + 1 :], **more)
+
+    def operation(self, table: Table, pin: Pin) -> str:
+        """Return what a version that was staged does, in Lance's words."""
+        store, root = self.store(table)
+        named = transaction_file(store.get(f"{root}/{pin.path}"))
+        if not named:
+            raise Damaged(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                f"version {pin.version} of {'.'.join(table.name)} does not say what it changes",
+            )
+        return operation(store.get(f"{root}/_transactions/{named}"))
+
+
+def _public(path: str) -> str:
+    name = path.rpartition("/")[2]
+    found = _PUBLIC.fullmatch(name)
+    return f"_versions/{found[1] if found else name}"
+
+
+class Session(Protocol):
+    """Where versions go that clients ask for."""
+
+    def view(self, *, fresh: bool = False) -> View:
+        """Return what the clients see."""
+        ...
+
+    def declare(self, name: Name, location: str | None) -> Table:
+        """Make a table without a version."""
+        ...
+
+    def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:
+        """Make a version of what a client has staged, or raise Conflict."""
+        ...
+
+
+class Immediate:
+    """Every version that a client asks for is one of the warehouse, at once."""
+
+    def __init__(self, warehouse: Warehouse, tables: LanceTables, branch: str = MAIN) -> None:
+        if branch != MAIN:
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                "Lance tables are written on main only; restore or tag there",
+            )
+        self._warehouse = warehouse
+        self._tables = tables
+        self._branch = branch
+
+    def view(self, *, fresh: bool = False) -> View:
+        head = self._warehouse.refresh() if fresh else self._warehouse.known
+        return self._warehouse.view(head.manifest, self._branch)
+
+    def declare(self, name: Name, location: str | None) -> Table:
+        return self._warehouse.declare(name, Format.LANCE, location=location, branch=self._branch)
+
+    def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:
+        does = self._tables.operation(table, after)
+        change = Change(meaning(does), table.id, before, after)
+        name = ".".join(table.name)
+        self._warehouse.commit(
+            [change], branch=self._branch, message=f"{does} {name}", rebase=_redo
+        )
+        return after
+
+
+def _redo(change: Change, manifest: Manifest) -> Change:
+    """The client rebases by Lance's rules, and asks again."""
+    name = ".".join(manifest.tables[change.table].name)
+    raise Conflict(ErrorKind.CONFLICT, f"somebody else has committed to {name}")
+
+
+@dataclass
+class Waiting:
+    """Versions wait, unseen by others, until all of a transaction are committed together."""
+
+    tables: LanceTables
+    base: View
+    id: str = field(default_factory=fresh_id)
+    made: dict[str, Table] = field(default_factory=dict)
+    pins: dict[str, Pin] = field(default_factory=dict)
+    #: What each version does, oldest first.
+    does: dict[str, list[str]] = field(default_factory=dict)
+
+    def view(self, *, fresh: bool = False) -> View:  # noqa: ARG002  # a transaction sees one version
+        manifest = self.base.manifest
+        if self.made:
+            manifest = replace(manifest, tables={**manifest.tables, **self.made})
+        return View(manifest, self.base.branch, {**self.base.pins, **self.pins})
+
+    def declare(self, name: Name, location: str | None) -> Table:
+        table = self.tables.new_table(self.view(), name, location)
+        self.made[table.id] = table
+        return table
+
+    def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:  # noqa: ARG002
+        does = self.tables.operation(table, after)
+        earlier = self.pins.get(table.id)
+        steps = self.does.setdefault(table.id, [])
+        through = (*earlier.through, earlier.path) if earlier is not None else ()
+        if earlier is not None and earlier.version == after.version:
+            # Compaction reserves numbers and then asks for the same version again.
+            through, steps[:] = through[:-1], steps[:-1]
+        steps.append(does)
+        path = f"{_WAITING}/{self.id}/{after.path.rpartition('/')[2].partition('.manifest')[0]}"
+        # Clients copy whatever is not called so to its public name by themselves.
+        waits = replace(after, path=f"{path}.manifest", through=through)
+        store, root = self.tables.store(table)
+        store.put(f"{root}/{waits.path}", store.get(f"{root}/{after.path}"))
+        store.delete([f"{root}/{after.path}"])
+        self.pins[table.id] = waits
+        return waits
+
+    def may_replace(self, table: Table, version: int) -> bool:
+        """Tell whether the last version only reserved numbers, so that another may take its place."""
+        last = self.pins.get(table.id)
+        return (
+            last is not None
+            and last.version == version
+            and self.does[table.id][-1:] == ["reserve_fragments"]
+        )
+
+
+def _answers(model: Any) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Let a method take its request as a model or, as Lance's own code passes it, as a dictionary.
+
+    Errors are turned into those of the namespace's interface; the first one is kept for `told`.
+    """
+
+    def decorate(method: Callable[..., Answer]) -> Callable[..., Answer]:
+        @wraps(method)
+        def answer(self: Namespace, request: Any) -> Answer:
+            with self._lock:
+                try:
+                    if isinstance(request, dict):
+                        request = model.from_dict(dict(request))
+                    return method(self, request)
+                except LakewardenError as error:
+                    self._trouble.append(error)
+                    raise _translated(error) from error
+
+        return answer
+
+    return decorate
+
+
+def _translated(error: LakewardenError) -> Exception:
+    if isinstance(error, Conflict):
+        return ConcurrentModificationError(error.message)
+    if isinstance(error, AlreadyExists):
+        return TableAlreadyExistsError(error.message)
+    if isinstance(error, NotFound):
+        return TableNotFoundError(error.message)
+    return InternalError(error.message)
+
+
+class Namespace(api.LanceNamespace):
+    """The Lance tables of a warehouse, for any Lance client."""
+
+    def __init__(self, warehouse: Warehouse, session: Session | None = None) -> None:
+        self._warehouse = warehouse
+        self._tables = tables_of(warehouse)
+        self._session = session or Immediate(warehouse, self._tables)
+        self._lock = RLock()
+        self._trouble: list[LakewardenError] = []
+
+    def namespace_id(self) -> str:
+        return f"lakewarden {self._warehouse.location.uri}"
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Raise what went wrong here instead of what a client makes of it."""
+        self._trouble.clear()
+        try:
+            yield
+        except LakewardenError:
+            raise
+        except (OSError, ValueError, RuntimeError) as error:
+            if self._trouble:
+                raise self._trouble[-1] from error
+            raise
+
+    # -- tables ----------------------------------------------------------------------------------
+
+    @_answers(api.ListTablesRequest)
+    def list_tables(self, request: Any) -> Any:
+        prefix = tuple(request.id or ())
+        found = [
+            one.name[-1]
+            for one in self._session.view(fresh=True).tables()
+            if one.format is Format.LANCE and one.name[:-1] == prefix
+        ]
+        page, token = _page(found, request.page_token, request.limit)
+        return api.ListTablesResponse(tables=page, page_token=token)
+
+    @_answers(api.ListNamespacesRequest)
+    def list_namespaces(self, request: Any) -> Any:
+        prefix = tuple(request.id or ())
+        deeper = {
+            one.name[len(prefix)]
+            for one in self._session.view(fresh=True).tables()
+            if len(one.name) > len(prefix) + 1 and one.name[: len(prefix)] == prefix
+        }
+        page, token = _page(sorted(deeper), request.page_token, request.limit)
+        return api.ListNamespacesResponse(namespaces=page, page_token=token)
+
+    @_answers(api.TableExistsRequest)
+    def table_exists(self, request: Any) -> Any:
+        self._table(tuple(request.id or ()), fresh=True)
+        return api.TableExistsResponse()
+
+    @_answers(api.DescribeTableRequest)
+    def describe_table(self, request: Any) -> Any:
+        table = self._table(tuple(request.id or ()), fresh=True)
+        pin = self._session.view().pins.get(table.id)
+        return api.DescribeTableResponse(
+            table=table.name[-1],
+            namespace=list(table.name[:-1]),
+            location=_uri(table),
+            version=pin.version if pin is not None else None,
+            managed_versioning=True,
+            storage_options=self._options(),
+            properties=dict(table.properties),
+            is_only_declared=pin is None,
+        )
+
+    @_answers(api.DeclareTableRequest)
+    def declare_table(self, request: Any) -> Any:
+        table = self._session.declare(tuple(request.id or ()), request.location)
+        return api.DeclareTableResponse(
+            location=_uri(table), managed_versioning=True, storage_options=self._options()
+        )
+
+    @_answers(api.DropTableRequest)
+    def drop_table(self, request: Any) -> Any:
+        table = self._table(tuple(request.id or ()), fresh=True)
+        self._immediate()
+        self._warehouse.drop(table.name)
+        return api.DropTableResponse(id=list(table.name), location=table.location)
+
+    @_answers(api.RenameTableRequest)
+    def rename_table(self, request: Any) -> Any:
+        table = self._table(tuple(request.id or ()), fresh=True)
+        self._immediate()
+        space = request.new_namespace_id
+        to = (*(table.name[:-1] if space is None else space), request.new_table_name)
+        self._warehouse.rename(table.name, to)
+        return api.RenameTableResponse()
+
+    # -- versions --------------------------------------------------------------------------------
+
+    @_answers(api.ListTableVersionsRequest)
+    def list_table_versions(self, request: Any) -> Any:
+        self._check_branch(request.branch)
+        table = self._table(tuple(request.id or ()), fresh=True)
+        pin = self._session.view().pins.get(table.id)
+        if pin is None:
+            return api.ListTableVersionsResponse(versions=[])
+        if request.limit == 1 and request.descending:
+            return api.ListTableVersionsResponse(versions=[self._version(table, pin)])
+        store, root = self._tables.store(table)
+        numbers = sorted(_versions(store.list(f"{root}/_versions"), pin), reverse=True)
+        if not request.descending:
+            numbers.reverse()
+        page, token = _page(numbers, request.page_token, request.limit)
+        return api.ListTableVersionsResponse(
+            versions=[self._older(table, pin, number) for number in page], page_token=token
+        )
+
+    @_answers(api.DescribeTableVersionRequest)
+    def describe_table_version(self, request: Any) -> Any:
+        self._check_branch(request.branch)
+        table = self._table(tuple(request.id or ()), fresh=True)
+        pin = self._session.view().pins.get(table.id)
+        if pin is None or request.version is None or request.version > pin.version:
+            raise TableVersionNotFoundError(
+                f"{'.'.join(table.name)} has no version {request.version}"
+            )
+        return api.DescribeTableVersionResponse(version=self._older(table, pin, request.version))
+
+    @_answers(api.CreateTableVersionRequest)
+    def create_table_version(self, request: Any) -> Any:
+        self._check_branch(request.branch)
+        name = tuple(request.id or ())
+        table, pin = self._expected(name, request.version)
+        staged = self._tables.pinned(
+            table,
+            request.version,
+            request.manifest_path,
+            size=request.manifest_size,
+            e_tag=request.e_tag,
+        )
+        try:
+            after = self._session.take(table, pin, staged)
+        except Conflict:
+            self._expected(name, request.version)
+            raise
+        return api.CreateTableVersionResponse(version=self._version(table, after))
+
+    def _expected(self, name: Name, version: int) -> tuple[Table, Pin | None]:
+        """Return the table and its pin if the version is the next one, or raise Conflict."""
+        table, pin, after = self._next(name, fresh=False)
+        if version != after:
+            table, pin, after = self._next(name, fresh=True)
+        session = self._session
+        replaces = isinstance(session, Waiting) and session.may_replace(table, version)
+        if version == after or replaces:
+            return table, pin
+        if isinstance(session, Waiting):
+            pin, after = self._adopted(session, table, version)
+            if version == after:
+                return table, pin
+        if pin is not None:
+            # The client looks for it among the public ones.
+            self._show(table, pin)
+        if version > after:
+            raise Refused(
+                ErrorKind.DRIFT,
+                f"a client asks for version {version} of {'.'.join(name)}, and the warehouse knows "
+                f"it up to {after - 1}; somebody has written past the warehouse: lakewarden repair",
+            )
+        raise Conflict(
+            ErrorKind.CONFLICT, f"version {version} of {'.'.join(name)} is taken by somebody else"
+        )
+
+    def _adopted(self, session: Waiting, table: Table, version: int) -> tuple[Pin | None, int]:
+        """Return what the table is outside the transaction; the client may have rebased on that."""
+        head = self._warehouse.refresh().manifest
+        pin = self._warehouse.view(head, session.base.branch).pins.get(table.id)
+        after = pin.version + 1 if pin is not None else 1
+        if pin is not None and version == after and table.id not in session.pins:
+            session.base = replace(session.base, pins={**session.base.pins, table.id: pin})
+        elif version <= after:
+            raise Conflict(
+                ErrorKind.CONFLICT,
+                f"{'.'.join(table.name)} was changed by somebody else; nothing was committed: do "
+                "it again",
+            )
+        return pin, after
+
+    def _next(self, name: Name, *, fresh: bool) -> tuple[Table, Pin | None, int]:
+        table = self._table(name, fresh=fresh)
+        pin = self._session.view().pins.get(table.id)
+        return table, pin, pin.version + 1 if pin is not None else 1
+
+    def _version(self, table: Table, pin: Pin) -> Any:
+        self._show(table, pin)
+        _, root = self._tables.store(table)
+        waits = isinstance(self._session, Waiting) and table.id in self._session.pins
+        path = pin.path if waits else self._tables.public(pin)
+        return api.TableVersion(
+            version=pin.version, manifest_path=f"{root}/{path}", manifest_size=pin.size
+        )
+
+    def _older(self, table: Table, pin: Pin, version: int) -> Any:
+        """Return a version that came before the pin, or the pin's own."""
+        if version == pin.version:
+            return self._version(table, pin)
+        waiting = self._session.pins.get(table.id) if isinstance(self._session, Waiting) else None
+        if waiting is not None and version > waiting.version - len(waiting.through) - 1:
+            path = waiting.through[version - waiting.version]
+        else:
+            name = self._tables.public(pin).rpartition("/")[2]
+            path = f"_versions/{_LAST - version:020d}.manifest"
+            path = path if _V2.fullmatch(name) else f"_versions/{version}.manifest"
+        _, root = self._tables.store(table)
+        return api.TableVersion(version=version, manifest_path=f"{root}/{path}")
+
+    def _show(self, table: Table, pin: Pin) -> None:
+        if not isinstance(self._session, Waiting) or table.id not in self._session.pins:
+            self._tables.publish(table, pin)
+
+    # -- the rest --------------------------------------------------------------------------------
+
+    def _table(self, name: Name, *, fresh: bool) -> Table:
+        found = self._session.view(fresh=fresh).table(name)
+        if found.format is not Format.LANCE:
+            raise NotFound(f"{'.'.join(name)} is an Iceberg table")
+        return found
+
+    def _immediate(self) -> None:
+        if isinstance(self._session, Waiting):
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE, "tables are dropped and renamed outside transactions"
+            )
+
+    def _check_branch(self, branch: str | None) -> None:
+        if branch not in (None, "", MAIN):
+            raise UnsupportedOperationError(
+                f"branch {branch!r} is Lance's own; branches of the warehouse span all its tables: "
+                "lakewarden branch"
+            )
+
+    def _options(self) -> dict[str, str] | None:
+        return dict(getattr(self._warehouse.opener, "options", {})) or None
+
+
+def _uri(table: Table) -> str:
+    location = Location.parse(table.location)
+    return f"/{location.path}" if location.is_local else table.location
+
+
+def _versions(listed: Iterable[Any], pin: Pin) -> Iterator[int]:
+    for batch in listed:
+        for key in batch.column("key").to_pylist():
+            name = key.rpartition("/")[2]
+            if not name.endswith(".manifest") or not name.removesuffix(".manifest").isdecimal():
+                continue
+            number = int(name.removesuffix(".manifest"))
+            version = _LAST - number if _V2.fullmatch(name) else number
+            if version <= pin.version:
+                yield version
+
+
+def _page(
+    found: Sequence[Item], token: str | None, limit: int | None
+) -> tuple[list[Item], str | None]:
+    start = int(token or 0)
+    end = len(found) if limit is None else start + limit
+    return list(found[start:end]), str(end) if end < len(found) else None
+
+
+def meaning(does: str) -> Operation:
+    """Return what Lance calls a change, in our words."""
+    return _OPERATIONS.get(does, Operation.OVERWRITE)
+
+
+def replay(warehouse: Warehouse, table: Table, waiting: Waiting, onto: View) -> Pin:
+    """Put the one change of a table that waits on top of what the table is now."""
+    tables = tables_of(warehouse)
+    old = waiting.pins[table.id]
+    anew = Waiting(tables, onto)
+    before, after = Namespace(warehouse, waiting), Namespace(warehouse, anew)
+    name = list(table.name)
+    made = lance.dataset(namespace_client=before, table_id=name, version=old.version)
+    change = made.read_transaction(old.version)
+    current = lance.dataset(namespace_client=after, table_id=name)
+    try:
+        with after.told():
+            lance.LanceDataset.commit(current, change)
+    except CommitConflictError as error:
+        raise Conflict(
+            ErrorKind.CONFLICT if error.retryable else ErrorKind.INCOMPATIBLE,
+            f"{'.'.join(name)} was changed by somebody else: {str(error).splitlines()[0]}",
+        ) from error
+    tables.discard(table, old)
+    return anew.pins[table.id]
+
+
+def tables_of(warehouse: Warehouse) -> LanceTables:
+    """Return the warehouse's own view of its Lance tables."""
+    found = warehouse.formats.setdefault(Format.LANCE, LanceTables(warehouse))
+    assert isinstance(found, LanceTables)
+    return found

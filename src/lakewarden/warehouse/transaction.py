@@ -1,0 +1,186 @@
+"""Changes of several tables, of both formats, that become one version or none.
+
+    with transaction(warehouse, message="daily load") as tx:
+        lance.write_dataset(rows, namespace_client=tx.lance, table_id=["db", "vectors"], mode="append")
+        tx.iceberg.load_table("db.facts").append(facts)
+
+Everything is written at once and seen by nobody else until the end.  Tables that somebody else has
+changed meanwhile are rebased by their format's own rules, and only those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from lakewarden.errors import Conflict, ErrorKind, LakewardenError
+from lakewarden.model import Format
+from lakewarden.warehouse import iceberg, lance
+from lakewarden.warehouse.backoff import SlotBackoff
+from lakewarden.warehouse.commit import Head
+from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Operation, Table, Transaction
+from lakewarden.warehouse.warehouse import View, Warehouse
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Changes:
+    """A transaction while it is being made."""
+
+    warehouse: Warehouse
+    base: Head
+    view: View
+    message: str | None = None
+    #: The caller's own name for it.
+    request: str | None = None
+    #: Tables that are read, and must not have changed when it is committed.
+    reads: list[Table] = field(default_factory=list)
+    #: The version that it has become.
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        self._lance = lance.Waiting(lance.tables_of(self.warehouse), self.view)
+        self._iceberg = iceberg.Waiting(self.view)
+        #: The Lance tables, for any Lance client.
+        self.lance = lance.Namespace(self.warehouse, self._lance)
+        #: The Iceberg tables, for PyIceberg.
+        self.iceberg = iceberg.WarehouseCatalog(
+            "lakewarden", opened=self.warehouse, session=self._iceberg
+        )
+
+    @property
+    def done_before(self) -> int | None:
+        """The version that an earlier try of the same request has become."""
+        return self.base.manifest.requests.get(self.request or "")
+
+    def reading(self, name: tuple[str, ...]) -> Table:
+        """Say that a table's state matters: if it changes meanwhile, this is not committed."""
+        table = self.view.table(name)
+        self.reads.append(table)
+        return table
+
+    def table(self, name: tuple[str, ...]) -> Table:
+        """Return a table as the transaction sees it, or raise NotFound."""
+        return self._lance.view().find(name) or self._iceberg.view().table(name)
+
+    def changed(self, table: Table) -> bool:
+        """Tell whether the transaction has changed a table."""
+        return table.id in self._lance.pins or table.id in self._iceberg.changes
+
+    def commit(self) -> None:
+        """Make one version of it all; nothing if nothing was changed."""
+        changes = [*self._of_lance(), *self._iceberg.changes.values()]
+        if not changes:
+            return
+        made = Transaction(
+            self.warehouse.log.new_id(),
+            self.base.version,
+            tuple(changes),
+            self.view.branch,
+            self.warehouse.actor,
+            self.message,
+            self.request,
+            {table.id: self.view.pins.get(table.id) for table in self.reads},
+        )
+        try:
+            head = self.warehouse.submit(self.base, made, self._rebase)
+        except LakewardenError as error:
+            if error.kind is not ErrorKind.COMMIT_UNKNOWN:
+                self.discard()
+            raise
+        self.version = head.version
+        if head.tail[-1].transaction.id != made.id:
+            # An earlier try of the same request has done it.
+            self.discard()
+            return
+        for number, pin in self._lance.pins.items():
+            lance.tables_of(self.warehouse).publish(head.manifest.tables[number], pin)
+
+    def _of_lance(self) -> Iterator[Change]:
+        seen = self._lance.view()
+        for number, pin in self._lance.pins.items():
+            made = self._lance.made.get(number)
+            yield Change(
+                Operation.CREATE if made else lance.meaning(self._lance.does[number][-1]),
+                number,
+                self._lance.base.pins.get(number),
+                pin,
+                name=seen.manifest.tables[number].name if made else (),
+                made=made,
+            )
+
+    def discard(self) -> None:
+        """Take away what was written and is certain not to have been committed."""
+        tables = {**self._lance.view().manifest.tables, **self._iceberg.made}
+        for number, pin in self._lance.pins.items():
+            lance.tables_of(self.warehouse).discard(tables[number], pin)
+        for change in self._iceberg.changes.values():
+            if change.after is not None:
+                iceberg.tables_of(self.warehouse).discard(tables[change.table], change.after)
+
+    def _rebase(self, change: Change, manifest: Manifest) -> Change:
+        view = self.warehouse.view(manifest, self.view.branch)
+        if view.pins.get(change.table) == change.before:
+            # A Lance client has rebased it already.
+            return change
+        table = manifest.tables[change.table]
+        steps = self._lance.does.get(change.table, [])
+        if table.format is not Format.LANCE or len(steps) != 1:
+            raise Conflict(
+                ErrorKind.CONFLICT,
+                f"{'.'.join(table.name)} was changed by somebody else, and what this transaction "
+                "does to it cannot be put on top; nothing was committed: do it again",
+            )
+        pin = lance.replay(self.warehouse, table, self._lance, view)
+        self._lance.pins[change.table] = pin
+        return replace(change, before=view.pins[change.table], after=pin)
+
+
+@contextmanager
+def transaction(
+    warehouse: Warehouse,
+    *,
+    message: str | None = None,
+    request: str | None = None,
+    branch: str = MAIN,
+) -> Iterator[Changes]:
+    """Make one version of everything that is done inside, or none if it fails.
+
+    `request` is a name of the caller's: of all tries under one name, one is committed.
+    """
+    head = warehouse.refresh()
+    view = warehouse.view(head.manifest, branch)
+    changes = Changes(warehouse, head, view, message, request)
+    try:
+        # Lance's clients say little about why a version was refused.
+        with changes.lance.told():
+            yield changes
+    except BaseException:
+        changes.discard()
+        raise
+    changes.commit()
+
+
+def run(
+    warehouse: Warehouse,
+    work: Callable[[Changes], Result],
+    *,
+    message: str | None = None,
+    request: str | None = None,
+    attempts: int = 20,
+) -> Result:
+    """Do work in a transaction, again and again until nobody is in the way."""
+    clock, backoff = warehouse.log.clock, SlotBackoff(warehouse.log.chance)
+    for attempt in range(1, attempts + 1):
+        started = clock.elapsed()
+        try:
+            with transaction(warehouse, message=message, request=request) as changes:
+                return work(changes)
+        except Conflict as error:
+            if attempt == attempts or error.kind is not ErrorKind.CONFLICT:
+                raise
+        clock.sleep(backoff.after(clock.elapsed() - started))
+    raise AssertionError("attempts is at least one")

@@ -1,0 +1,573 @@
+"""The front door: a warehouse at any of its versions, and every way to make the next one.
+
+    warehouse = Warehouse.open("s3://bucket/lake")
+    view = warehouse.read(tag="training")
+    warehouse.restore(view, message="undo the bad load")
+
+A `View` never changes: all tables that are read through it are those of one version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Protocol, Self
+
+import sqlalchemy as sa
+
+from lakewarden.errors import (
+    AlreadyExists,
+    Conflict,
+    Damaged,
+    ErrorKind,
+    LakewardenError,
+    NotFound,
+    Refused,
+    UsageError,
+)
+from lakewarden.model import WAREHOUSE_MARK, Format
+from lakewarden.storage.contract import creates_if_absent
+from lakewarden.storage.location import Location
+from lakewarden.storage.opening import Opener
+from lakewarden.storage.store import Store
+from lakewarden.warehouse import names
+from lakewarden.warehouse.commit import Head, Limits, Log, Rebase, stands
+from lakewarden.warehouse.handlers import CommitHandler, SqlHandler, StoreHandler
+from lakewarden.warehouse.manifest import (
+    MAIN,
+    Change,
+    Logged,
+    Manifest,
+    Name,
+    Operation,
+    Pin,
+    Table,
+    Tag,
+    Transaction,
+)
+from lakewarden.world import Chance, Clock, SystemChance, SystemClock, fresh_id
+
+#: The directory of the warehouse's own objects, below its root.
+MANIFEST = "__manifest"
+TABLES = "tables"
+
+
+class Tables(Protocol):
+    """What the tables of one format can do for the warehouse."""
+
+    def restore(self, table: Table, current: Pin, target: Pin) -> Pin:
+        """Make a version after `current` that is what `target` was; nobody sees it yet."""
+        ...
+
+    def publish(self, table: Table, pin: Pin) -> None:
+        """Let everybody see a version that has been committed; done twice it does nothing."""
+        ...
+
+    def discard(self, table: Table, pin: Pin) -> None:
+        """Take away a version that was made and is certain not to have been committed."""
+        ...
+
+
+@dataclass(frozen=True)
+class View:
+    """A warehouse at one version, seen from one branch."""
+
+    manifest: Manifest
+    branch: str
+    pins: Mapping[str, Pin]
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+    @cached_property
+    def _by_name(self) -> dict[Name, Table]:
+        tables = self.manifest.tables
+        declared = (
+            one
+            for one in tables.values()
+            if one.branch == self.branch and one.dropped is None and one.id not in self.pins
+        )
+        there = (tables[number] for number in self.pins)
+        return {one.name: one for one in (*declared, *there)}
+
+    def tables(self) -> list[Table]:
+        """Return all tables, by name."""
+        return [self._by_name[name] for name in sorted(self._by_name)]
+
+    def find(self, name: Name) -> Table | None:
+        return self._by_name.get(name)
+
+    def table(self, name: Name) -> Table:
+        """Return the table of that name, or raise NotFound."""
+        found = self.find(name)
+        if found is None:
+            where = f"version {self.version} of the warehouse"
+            where += f" on branch {self.branch}" if self.branch != MAIN else ""
+            raise NotFound(f"there is no table {'.'.join(name)} in {where}")
+        return found
+
+
+@dataclass
+class Warehouse:
+    """The tables under one root, and the log of all their changes."""
+
+    location: Location
+    log: Log
+    opener: Callable[[Location], Store]
+    actor: str | None = None
+    formats: dict[Format, Tables] = field(default_factory=dict)
+    _head: Head | None = None
+    _bases: dict[tuple[int, str], Mapping[str, Pin]] = field(default_factory=dict)
+
+    # -- making and opening ----------------------------------------------------------------------
+
+    @classmethod
+    def init(
+        cls,
+        uri: str,
+        *,
+        opener: Callable[[Location], Store] | None = None,
+        database: str | None = None,
+        actor: str | None = None,
+        clock: Clock | None = None,
+        chance: Chance | None = None,
+    ) -> Self:
+        """Make an empty warehouse."""
+        found = cls._at(uri, opener, database, actor, clock, chance)
+        store, prefix = found.log.store, found.log.prefix
+        if not database and not creates_if_absent(store, f"{prefix}/_try-{fresh_id()}"):
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                f"the store of {found.location.uri} does not refuse to create what exists, so two "
+                "writers could take the same version; keep the log in a database: "
+                "--log-database postgresql://…",
+            )
+        if found.log.head().version:
+            raise _exists(found.location)
+        handler = {"handler": "sql" if database else "store"}
+        store.put(f"{prefix}/handler.json", json.dumps(handler).encode())
+        begin = Change(Operation.SETTINGS, properties={"lakewarden.id": fresh_id()})
+        transaction = Transaction(fresh_id(), 0, (begin,), actor=actor, message="init")
+        try:
+            found.log.commit(found.log.head(), transaction, stands)
+        except Conflict as error:
+            raise _exists(found.location) from error
+        found.refresh()
+        return found
+
+    @classmethod
+    def open(
+        cls,
+        uri: str,
+        *,
+        opener: Callable[[Location], Store] | None = None,
+        database: str | None = None,
+        actor: str | None = None,
+        clock: Clock | None = None,
+        chance: Chance | None = None,
+    ) -> Self:
+        """Open a warehouse."""
+        found = cls._at(uri, opener, database, actor, clock, chance)
+        _check_handler(found.location, found.log, database)
+        found.refresh()
+        return found
+
+    @classmethod
+    def _at(
+        cls,
+        uri: str,
+        opener: Callable[[Location], Store] | None,
+        database: str | None,
+        actor: str | None,
+        clock: Clock | None,
+        chance: Chance | None,
+    ) -> Self:
+        location = Location.parse(uri)
+        opening = opener or Opener()
+        store = opening(location)
+        prefix = location.child(MANIFEST).key
+        handler: CommitHandler = (
+            SqlHandler(sa.create_engine(database), location.uri)
+            if database
+            else StoreHandler(store, f"{prefix}/_versions")
+        )
+        log = Log(
+            handler, store, prefix, clock or SystemClock(), chance or SystemChance(), Limits()
+        )
+        return cls(location, log, opening, actor)
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def refresh(self) -> Head:
+        """Find out what is the newest version."""
+        self._head = self.log.head(self._head)
+        if not self._head.version:
+            raise NotFound(
+                f"{self.location.uri} was never finished being made; make it again: lakewarden "
+                f"warehouse init {self.location.uri}",
+                ErrorKind.NOT_A_WAREHOUSE,
+            )
+        return self._head
+
+    @property
+    def known(self) -> Head:
+        """The newest version that this object has heard of."""
+        return self._head or self.refresh()
+
+    def read(
+        self,
+        *,
+        version: int | None = None,
+        tag: str | None = None,
+        at: datetime | None = None,
+        branch: str | None = None,
+    ) -> View:
+        """Return the warehouse at its head, at a version, at a tag or at a time."""
+        if sum(one is not None for one in (version, tag, at)) > 1:
+            raise UsageError(ErrorKind.USAGE, "a version, a tag and a time exclude each other")
+        head = self.refresh().manifest
+        if tag is not None:
+            found = self.tag_of(head, tag)
+            version, branch = found.version, branch or found.branch
+        elif at is not None:
+            version = self._version_at(at, head)
+        manifest = head if version in (None, head.version) else self.log.at(version or 0)
+        return self.view(manifest, branch or MAIN)
+
+    def view(self, manifest: Manifest, branch: str = MAIN) -> View:
+        """Return what a branch sees at a version."""
+        if branch not in manifest.branches:
+            raise NotFound(f"there is no branch {branch} at version {manifest.version}")
+        return View(manifest, branch, self._pins(manifest, branch))
+
+    def _pins(self, manifest: Manifest, branch: str) -> Mapping[str, Pin]:
+        own = manifest.branches[branch]
+        if not own.parent:
+            return manifest.pins(branch)
+        key = own.base, own.parent
+        if key not in self._bases:
+            self._bases[key] = self._pins(self.log.at(own.base), own.parent)
+        return manifest.pins(branch, self._bases[key])
+
+    @staticmethod
+    def tag_of(manifest: Manifest, name: str) -> Tag:
+        """Return a tag, or raise NotFound."""
+        if name not in manifest.tags:
+            raise NotFound(f"there is no tag {name}; lakewarden tag lists those that there are")
+        return manifest.tags[name]
+
+    def _version_at(self, moment: datetime, head: Manifest) -> int:
+        """Return the newest version that is not younger than a moment."""
+        wanted = int(moment.timestamp() * 1_000_000)
+        if wanted >= head.at_us:
+            return head.version
+        low, high = 1, head.version
+        best: int | None = None
+        while low < high:
+            middle = (low + high) // 2
+            try:
+                found = self.log.entry(middle).logged.at_us
+            except NotFound:
+                low = middle + 1
+                continue
+            if found <= wanted:
+                best, low = middle, middle + 1
+            else:
+                high = middle
+        if best is None:
+            told = moment.astimezone(UTC).isoformat(timespec="seconds")
+            raise NotFound(
+                f"the warehouse has no version from {told} or before; it was made later, or they "
+                "were reclaimed",
+                ErrorKind.RECLAIMED,
+            )
+        return best
+
+    def pinned_by_refs(self) -> Iterator[Pin]:
+        """Yield the pins of every branch and every tag."""
+        head = self.known.manifest
+        for branch in head.branches:
+            yield from self._pins(head, branch).values()
+        for tag in head.tags.values():
+            yield from self._pins(self.log.at(tag.version), tag.branch).values()
+
+    def history(self, limit: int | None = None) -> Iterator[Logged]:
+        """Yield versions, newest first, as far back as they are kept."""
+        head = self.refresh()
+        version = head.version
+        while version > 0 and limit != 0:
+            try:
+                entry = self.log.entry(version)
+            except NotFound:
+                return
+            found = [entry.logged, *reversed(entry.tail)][:limit]
+            yield from found
+            version -= len(found)
+            limit = None if limit is None else limit - len(found)
+
+    # -- changing --------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        changes: Sequence[Change],
+        *,
+        base: Head | None = None,
+        branch: str = MAIN,
+        message: str | None = None,
+        rebase: Rebase = stands,
+    ) -> Head:
+        """Make one version of some changes, prepared on `base`."""
+        base = base or self.known
+        number = self.log.new_id()
+        made = Transaction(number, base.version, tuple(changes), branch, self.actor, message)
+        return self.submit(base, made, rebase)
+
+    def submit(self, base: Head, transaction: Transaction, rebase: Rebase) -> Head:
+        """Make a version of a transaction."""
+        self._head = self.log.commit(base, transaction, rebase)
+        return self._head
+
+    def create_tag(self, name: str, *, version: int | None = None, branch: str = MAIN) -> Tag:
+        """Give a version a name that keeps it."""
+        name = names.ref_name(name, "tag")
+        head = self.refresh()
+        if name in head.manifest.tags:
+            raise AlreadyExists(
+                f"tag {name} exists (version {head.manifest.tags[name].version}); delete it first"
+            )
+        version = head.version if version is None else version
+        self.view(head.manifest if version == head.version else self.log.at(version), branch)
+        change = Change(Operation.TAG, name=(name,), version=version, source=branch)
+        done = self.commit([change], base=head, message=f"tag {name}")
+        return done.manifest.tags[name]
+
+    def delete_tag(self, name: str) -> None:
+        head = self.refresh()
+        self.tag_of(head.manifest, name)
+        change = Change(Operation.UNTAG, name=(name,))
+        self.commit([change], base=head, message=f"delete tag {name}")
+
+    def create_branch(self, name: str, *, version: int | None = None, source: str = MAIN) -> None:
+        """Begin a branch at a version; nothing is copied."""
+        name = names.ref_name(name, "branch")
+        head = self.refresh()
+        if name in head.manifest.branches:
+            raise AlreadyExists(f"branch {name} exists; delete it first")
+        version = head.version if version is None else version
+        self.view(head.manifest if version == head.version else self.log.at(version), source)
+        change = Change(Operation.BRANCH, name=(name,), version=version, source=source)
+        self.commit([change], base=head, message=f"branch {name}")
+
+    def delete_branch(self, name: str) -> None:
+        """Forget a branch; cleanup takes away what only it has used."""
+        head = self.refresh()
+        if name == MAIN:
+            raise Refused(ErrorKind.USAGE, "main cannot be deleted")
+        if name not in head.manifest.branches:
+            raise NotFound(f"there is no branch {name}")
+        children = [one for one, own in head.manifest.branches.items() if own.parent == name]
+        if children:
+            raise Refused(
+                ErrorKind.CONFLICT,
+                f"branch {children[0]} begins on {name}; delete {children[0]} first",
+            )
+        change = Change(Operation.UNBRANCH, name=(name,))
+        self.commit([change], base=head, message=f"delete branch {name}")
+
+    def set_properties(
+        self, properties: Mapping[str, str | None], name: Name | None = None
+    ) -> None:
+        """Set properties of the warehouse or of a table; None takes one away."""
+        head = self.refresh()
+        if name is None:
+            self.commit([Change(Operation.SETTINGS, properties=properties)], base=head)
+            return
+        table = self.view(head.manifest).table(name)
+        change = Change(Operation.PROPERTIES, table.id, properties=properties)
+        self.commit([change], base=head)
+
+    def rename(self, name: Name, to: Name) -> None:
+        """Give a table another name; it stays where it is."""
+        to = names.table_name(to)
+        head = self.refresh()
+        view = self.view(head.manifest)
+        if view.find(to) is not None:
+            raise AlreadyExists(f"there is a table {'.'.join(to)} already")
+        table = view.table(name)
+        message = f"rename {'.'.join(name)} to {'.'.join(to)}"
+        self.commit([Change(Operation.RENAME, table.id, name=to)], base=head, message=message)
+
+    def declare(
+        self, name: Name, form: Format, *, location: str | None = None, branch: str = MAIN
+    ) -> Table:
+        """Make a table that has no version yet."""
+        head = self.refresh()
+        table = self.new_table(self.view(head.manifest, branch), name, form, location=location)
+        self.mark(table)
+        change = Change(Operation.CREATE, table.id, name=table.name, made=table)
+        self.commit([change], base=head, branch=branch, message=f"create {'.'.join(name)}")
+        return table
+
+    def new_table(
+        self, view: View, name: Name, form: Format, *, location: str | None = None
+    ) -> Table:
+        """Return a table to be made, checked against those that there are."""
+        name = names.table_name(name)
+        if view.find(name) is not None:
+            raise AlreadyExists(f"there is a table {'.'.join(name)} already")
+        number = fresh_id()
+        place = (
+            Location.parse(location)
+            if location
+            else self.location.child(TABLES).child(names.directory(name, number))
+        )
+        if location:
+            self.check_apart(place, view.manifest)
+        return Table(number, name, form, place.uri, view.branch)
+
+    def mark(self, table: Table) -> None:
+        """Leave word in the table's directory that it is not to be cleaned on its own."""
+        place = Location.parse(table.location).child(WAREHOUSE_MARK)
+        told = {"warehouse": self.location.uri, "table": table.id}
+        self.opener(place).put(place.key, json.dumps(told).encode())
+
+    def check_apart(self, place: Location, manifest: Manifest) -> None:
+        """Raise if a place overlaps with that of another table, or with the log."""
+        taken = {Location.parse(one.location): one for one in manifest.tables.values()}
+        own = self.location.child(MANIFEST)
+        for other in (*taken, own):
+            if _inside(place, other) or _inside(other, place):
+                whose = f"table {'.'.join(taken[other].name)}" if other in taken else "the log"
+                raise Refused(
+                    ErrorKind.LOCATION_OVERLAP,
+                    f"{place.uri} overlaps with {whose} ({other.uri}); what belongs to whom could "
+                    "not be told: choose another place",
+                )
+
+    def drop(self, name: Name, *, branch: str = MAIN) -> None:
+        """Hide a table; `undrop` brings it back until cleanup takes it away."""
+        head = self.refresh()
+        view = self.view(head.manifest, branch)
+        table = view.table(name)
+        change = Change(Operation.DROP, table.id, before=view.pins.get(table.id))
+        self.commit([change], base=head, branch=branch, message=f"drop {'.'.join(name)}")
+
+    def undrop(self, name: Name) -> Table:
+        """Bring back the table of that name that was dropped last."""
+        head = self.refresh()
+        view = self.view(head.manifest)
+        dropped = [
+            one
+            for one in head.manifest.tables.values()
+            if one.name == name and one.dropped is not None
+        ]
+        if not dropped:
+            raise NotFound(
+                f"no dropped table {'.'.join(name)} is left; cleanup may have taken it away"
+            )
+        if view.find(name) is not None:
+            raise AlreadyExists(f"there is a table {'.'.join(name)}; rename it first")
+        table = max(dropped, key=lambda one: one.dropped or 0)
+        before = self.log.at((table.dropped or 1) - 1)
+        pin = before.pins().get(table.id)
+        change = Change(Operation.UNDROP, table.id, name=name, after=pin)
+        done = self.commit([change], base=head, message=f"undrop {'.'.join(name)}")
+        return done.manifest.tables[table.id]
+
+    def restore(self, to: View, name: Name | None = None, *, message: str | None = None) -> Head:
+        """Bring a table, or all of them, back to what they were, as a new version.
+
+        Tables that were made since are dropped, and those that were dropped since come back.
+        """
+        head = self.refresh()
+        view = self.view(head.manifest, to.branch)
+        chosen = [to.table(name)] if name else [*to.manifest.tables.values()]
+        if not name:
+            there = {one.id for one in chosen}
+            chosen += [one for one in view.manifest.tables.values() if one.id not in there]
+        made: list[tuple[Table, Pin]] = []
+        try:
+            changes = [
+                change
+                for table in chosen
+                if (change := self._restored(table, to, view, made)) is not None
+            ]
+            if not changes:
+                return head
+            message = message or f"restore version {to.version}"
+            done = self.commit(
+                changes, base=head, branch=to.branch, message=message, rebase=_refuse
+            )
+        except LakewardenError as error:
+            if error.kind is not ErrorKind.COMMIT_UNKNOWN:
+                for table, pin in made:
+                    self.formats[table.format].discard(table, pin)
+            raise
+        for table, pin in made:
+            self.formats[table.format].publish(table, pin)
+        return done
+
+    def _restored(
+        self, table: Table, to: View, view: View, made: list[tuple[Table, Pin]]
+    ) -> Change | None:
+        now, then = view.pins.get(table.id), to.pins.get(table.id)
+        if now == then:
+            return None
+        if then is None:
+            return Change(Operation.DROP, table.id, before=now)
+        if now is None:
+            current = view.manifest.tables.get(table.id)
+            if current is None:
+                raise NotFound(
+                    f"table {'.'.join(table.name)} of version {to.version} was reclaimed",
+                    ErrorKind.RECLAIMED,
+                )
+            return Change(Operation.UNDROP, table.id, name=table.name, after=then)
+        after = self.formats[table.format].restore(table, now, then)
+        made.append((table, after))
+        return Change(Operation.RESTORE, table.id, now, after)
+
+
+def _refuse(change: Change, manifest: Manifest) -> Change:
+    name = ".".join(manifest.tables[change.table].name)
+    raise Conflict(
+        ErrorKind.CONFLICT,
+        f"{name} has changed while it was being restored; nothing was committed: do it again",
+    )
+
+
+def _inside(inner: Location, outer: Location) -> bool:
+    if (inner.scheme, inner.authority) != (outer.scheme, outer.authority):
+        return False
+    return not outer.path or inner.path == outer.path or inner.path.startswith(f"{outer.path}/")
+
+
+def _exists(location: Location) -> AlreadyExists:
+    return AlreadyExists(f"{location.uri} is a warehouse already; nothing was changed")
+
+
+def _check_handler(location: Location, log: Log, database: str | None) -> None:
+    key = f"{log.prefix}/handler.json"
+    try:
+        kept = json.loads(log.store.get(key))["handler"]
+    except NotFound:
+        raise NotFound(
+            f"{location.uri} is no warehouse; make one: lakewarden warehouse init {location.uri}",
+            ErrorKind.NOT_A_WAREHOUSE,
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(ErrorKind.CORRUPT_MANIFEST, f"{key} is damaged ({error!r})") from error
+    if (kept == "sql") != bool(database):
+        raise UsageError(
+            ErrorKind.USAGE,
+            f"the log of {location.uri} is kept in "
+            + (
+                "a database; say which: --log-database postgresql://…"
+                if kept == "sql"
+                else "its store, not in a database; leave out --log-database"
+            ),
+        )
