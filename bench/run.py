@@ -26,6 +26,7 @@ from typing import Any
 
 import iceberg
 import lance
+import warehouse
 from tables import age, fleet, grow, linked, rows
 
 import lakewarden
@@ -265,7 +266,7 @@ PARTS = ("history", "young", "s3", "fleet", "memory", "cold")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    known = [*PARTS, *iceberg.PARTS]
+    known = [*PARTS, *iceberg.PARTS, *warehouse.PARTS]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(known)}")
     parser.add_argument("--sizes", default="500,1000,2000,4000,8000")
     parser.add_argument("--iceberg-sizes", help="instead of each part's own")
@@ -293,6 +294,9 @@ def main() -> None:
     keep(measure(parts, base, [int(size) for size in args.sizes.split(",")]))
     sizes = [int(size) for size in args.iceberg_sizes.split(",")] if args.iceberg_sizes else None
     iceberg.measure(parts, base, sizes, keep_iceberg)
+    warehouse.measure(
+        parts, lambda found: keep({"warehouse": {**results.get("warehouse", {}), **found}})
+    )
 
 
 def measure(parts: list[str], base: Path, sizes: list[int]) -> dict[str, Any]:

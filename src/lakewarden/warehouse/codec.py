@@ -8,8 +8,9 @@ import zlib
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
-from lakewarden.errors import Damaged, ErrorKind, Refused
+from lakewarden.errors import Damaged, ErrorKind, Refused, UsageError
 from lakewarden.warehouse.manifest import STAMP, Entry, Manifest, Transaction
 
 _SEAL = b"\nsha256:"
@@ -26,7 +27,12 @@ class Codec(Generic[Value]):
         self._packed = packed
 
     def encode(self, value: Value) -> bytes:
-        body = self._adapter.dump_json(value, exclude_defaults=True)
+        try:
+            body = self._adapter.dump_json(value, exclude_defaults=True)
+        except PydanticSerializationError as error:
+            raise UsageError(
+                ErrorKind.USAGE, f"the {self._what} holds text that cannot be written ({error})"
+            ) from error
         whole = body + _SEAL + hashlib.sha256(body).hexdigest().encode()
         return zlib.compress(whole, 1) if self._packed else whole
 

@@ -144,17 +144,24 @@ class Log:
     def _whole(self, entry: Entry, known: Head | None) -> Head:
         start = known.manifest if known is not None else EMPTY
         if not entry.checkpoint <= start.version < entry.version:
-            start = self._checkpoint(entry.checkpoint) if entry.checkpoint else EMPTY
+            start = self._checkpoint(entry) if entry.checkpoint else EMPTY
         tail = [one for one in (*entry.tail, entry.logged) if one.version > start.version]
         manifest = replay(start, tail)
         return Head(manifest, entry.write_id, entry.checkpoint, (*entry.tail, entry.logged))
 
-    def _checkpoint(self, version: int) -> Manifest:
+    def _checkpoint(self, entry: Entry) -> Manifest:
+        version = entry.checkpoint
         key = self._checkpoint_key(version)
         try:
             data = self.store.get(key)
-        except NotFound:
-            raise self._missing(version) from None
+        except NotFound as error:
+            # If the entry went as well, a cleanup has been faster.
+            self.entry(entry.version)
+            raise Damaged(
+                ErrorKind.CORRUPT_MANIFEST,
+                f"checkpoint {key} does not exist, and version {entry.version} of the warehouse needs "
+                "it; restore the object from a backup",
+            ) from error
         manifest = CHECKPOINTS.decode(data, key)
         if manifest.version != version:
             raise Damaged(
@@ -188,18 +195,20 @@ class Log:
         self._announce(transaction)
         backoff = SlotBackoff(self.chance)
         started = self.clock.elapsed()
-        for _ in range(self.limits.tries):
+        for attempt in range(1, self.limits.tries + 1):
             began = self.clock.elapsed()
             committed = self._try(base, transaction)
             if committed is not None:
                 return committed
-            base, transaction = self._rebased(base, transaction, rebase)
-            done = self._earlier(base.manifest, transaction)
+            entry, head = self._newest(base)
+            done = self._earlier(head.manifest, transaction)
             if done is not None:
                 return done
+            transaction = self._rebased(base, transaction, entry, head, rebase)
+            base = head
             self.retries += 1
             now = self.clock.elapsed()
-            if now - started > self.limits.seconds:
+            if now - started > self.limits.seconds or attempt == self.limits.tries:
                 break
             self.clock.sleep(backoff.after(now - began))
         raise Conflict(
@@ -211,7 +220,13 @@ class Log:
     def _earlier(self, manifest: Manifest, transaction: Transaction) -> Head | None:
         """Return the version that the same request has become before, if it has."""
         version = manifest.requests.get(transaction.request or "")
-        return None if version is None else self._whole(self.entry(version), None)
+        if version is None:
+            return None
+        try:
+            return self._whole(self.entry(version), None)
+        except NotFound:
+            # It was, long ago.
+            return self.head()
 
     def _announce(self, transaction: Transaction) -> None:
         key = f"{self.prefix}/_transactions/{transaction.id}.json"
@@ -224,12 +239,14 @@ class Log:
         logged = Logged(base.version + 1, at_us, transaction)
         after = apply(base.manifest, logged)
         entry = Entry(logged, self.new_id(), STAMP, base.write_id, base.checkpoint, base.tail)
+        # What took long may have been the claim: this version was the newest then, if ever.
+        began = self.clock.elapsed()
         if not self._claim(entry):
             return None
-        now = self.clock.elapsed()
-        if now - base.seen > SLOW.total_seconds() and not self._follows(entry):
+        late = self.clock.elapsed() - base.seen > SLOW.total_seconds()
+        if late and not self._follows(entry):
             return None
-        return Head(after, entry.write_id, entry.checkpoint, (*entry.tail, logged), now)
+        return Head(after, entry.write_id, entry.checkpoint, (*entry.tail, logged), began)
 
     def _claim(self, entry: Entry) -> bool:
         """Tell whether the version is ours."""
@@ -241,17 +258,18 @@ class Log:
             except AlreadyExists:
                 pass
             except StorageError as error:
-                trouble = error
-                if error.kind is ErrorKind.ACCESS_DENIED:
+                if error.kind is ErrorKind.ACCESS_DENIED and trouble is None:
                     raise
+                trouble = error
             else:
                 return True
             try:
                 there = ENTRIES.decode(self.handler.read(entry.version), str(entry.version))
-            except NotFound:
+            except NotFound as error:
                 # It may still be on its way: the same claim again settles who has it.
+                trouble = trouble or error
                 continue
-            except StorageError as error:
+            except (StorageError, Damaged) as error:
                 trouble = error
                 continue
             return there.write_id == entry.write_id
@@ -270,25 +288,32 @@ class Log:
             if after.parent != entry.write_id:
                 self.handler.forget([entry.version])
             return after.parent == entry.write_id
-        except StorageError as error:
+        except NotFound as error:
+            # Wherever ours came to stand, that place has been reclaimed.
+            self.handler.forget([entry.version])
+            raise _unknown(entry, error) from error
+        except (StorageError, Damaged) as error:
             raise _unknown(entry, error) from error
 
-    def _rebased(
-        self, base: Head, transaction: Transaction, rebase: Rebase
-    ) -> tuple[Head, Transaction]:
-        """Put the transaction on top of the newest version, or raise."""
+    def _newest(self, base: Head) -> tuple[Entry, Head]:
+        """Return the newest version, after somebody else has taken the one after `base`."""
         seen = self.clock.elapsed()
         # The next one is there, even if the listing does not know it yet.
-        newest = max(self.handler.head(), base.version + 1)
-        since = self.since(base.version, entry := self.entry(newest))
+        entry = self.entry(max(self.handler.head(), base.version + 1))
+        return entry, replace(self._whole(entry, base), seen=seen)
+
+    def _rebased(
+        self, base: Head, transaction: Transaction, entry: Entry, head: Head, rebase: Rebase
+    ) -> Transaction:
+        """Put the transaction on top of the newest version, or raise."""
+        since = self.since(base.version, entry)
         names = {number: table.name for number, table in base.manifest.tables.items()}
         moved = conflicts.check(transaction, since, names)
-        head = replace(self._whole(entry, base), seen=seen)
         changes = [
             rebase(change, head.manifest) if change.table in moved else change
             for change in transaction.changes
         ]
-        return head, replace(transaction, changes=tuple(changes), read_version=head.version)
+        return replace(transaction, changes=tuple(changes), read_version=head.version)
 
     def _with_checkpoint(self, base: Head) -> Head:
         """Leave a checkpoint of `base` if the way from the last one has become long."""
@@ -306,7 +331,7 @@ class Log:
 
 
 def _unknown(entry: Entry, trouble: LakewardenError | None) -> StorageError:
-    why = trouble.message if trouble is not None else "the version is neither there nor free"
+    why = trouble.message if trouble is not None else "nothing was told"
     return StorageError(
         ErrorKind.COMMIT_UNKNOWN,
         f"whether {entry.logged.transaction} was committed as version {entry.version} cannot be told "

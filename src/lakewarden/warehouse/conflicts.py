@@ -50,7 +50,7 @@ _TABLE = """
 append      +      X         +      +      R     +     +       R      X       X      X    X      =      =
 overwrite   +      R         +      +      +     +     +       +      +       X      X    X      =      =
 delete      +      X         o      o      R     +     o       +      X       X      X    X      =      =
-update      +      X         o      o      R     +     o       R      X       X      X    X      =      =
+update      R      X         o      o      R     +     o       R      X       X      X    X      =      =
 merge       R      X         R      R      R     +     R       X      X       X      X    X      =      =
 index       +      X         +      +      +     R     o       +      X       X      X    X      =      =
 rewrite     +      X         o      o      R     o     o       +      X       X      X    X      =      =
@@ -134,10 +134,12 @@ def _conflict(ours: Transaction, clash: Clash, names: Mapping[str, Name]) -> Con
 
 
 def _table(change: Change, names: Mapping[str, Name]) -> str:
-    return ".".join(change.name or names.get(change.table, ())) or change.table or "the warehouse"
+    return ".".join(_name(change) or names.get(change.table, ())) or change.table or "the warehouse"
 
 
 _APPEARS = frozenset({Operation.CREATE, Operation.DROP, Operation.UNDROP})
+#: What is said of a table by these holds on every branch.
+_EVERYWHERE = frozenset({Operation.RENAME, Operation.PROPERTIES})
 _NAMING = frozenset({Operation.CREATE, Operation.UNDROP, Operation.RENAME})
 
 
@@ -154,23 +156,22 @@ def _rule(ours: Transaction, change: Change, their: Transaction, theirs: Change)
         return Rule.AGAIN if their.branch == gone or leans else _same_name(change, theirs)
     if not change.table or not theirs.table:
         return _same_name(change, theirs)
-    if change.operation in _NAMING and theirs.operation in _NAMING and change.table != theirs.table:
-        same = change.name == theirs.name and ours.branch == their.branch
-        return Rule.NEVER if same else Rule.STANDS
+    pair = set(_pair(change, theirs))
     if change.table != theirs.table:
+        near = ours.branch == their.branch or Operation.RENAME in pair
+        same = pair <= _NAMING and near and _name(change) == _name(theirs)
+        return Rule.NEVER if same else Rule.STANDS
+    if ours.branch != their.branch and not pair <= _EVERYWHERE:
         return Rule.STANDS
-    if ours.branch != their.branch:
-        # What is said of a table as a whole holds on every branch.
-        return Rule.STANDS if not _whole(change, theirs) else RULES[_pair(change, theirs)]
     return _overlap(change, theirs, RULES[_pair(change, theirs)])
+
+
+def _name(change: Change) -> Name:
+    return change.name or (change.made.name if change.made is not None else ())
 
 
 def _pair(ours: Change, theirs: Change) -> tuple[Operation, Operation]:
     return ours.operation, theirs.operation
-
-
-def _whole(ours: Change, theirs: Change) -> bool:
-    return not {ours.operation, theirs.operation} & CONTENT
 
 
 def _overlap(ours: Change, theirs: Change, rule: Rule) -> Rule:

@@ -28,7 +28,7 @@ def _translated() -> Iterator[None]:
     except sa.exc.IntegrityError:
         raise
     except sa.exc.SQLAlchemyError as error:
-        said = str(getattr(error, "orig", None) or error).splitlines()[0]
+        said = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
         raise StorageError(
             ErrorKind.STORAGE,
             f"the database that holds the warehouse's versions failed: {said}; check its address and "
@@ -115,6 +115,15 @@ _VERSIONS = sa.Table(
 )
 
 
+def _create_tables(engine: sa.Engine) -> None:
+    try:
+        _METADATA.create_all(engine)
+    except sa.exc.SQLAlchemyError:
+        # Somebody else may have been faster.
+        if not sa.inspect(engine).has_table(_VERSIONS.name):
+            raise
+
+
 class SqlHandler:
     """Versions as rows, for stores without create-if-absent: the primary key decides."""
 
@@ -123,7 +132,7 @@ class SqlHandler:
         self._mine = _VERSIONS.c.warehouse == warehouse
         self._warehouse = warehouse
         with _translated():
-            _METADATA.create_all(engine)
+            _create_tables(engine)
 
     def head(self) -> int:
         with _translated(), self._engine.connect() as connection:
@@ -153,7 +162,8 @@ class SqlHandler:
         taken = AlreadyExists(f"version {version} of warehouse {self._warehouse} is taken")
         try:
             with _translated(), self._engine.begin() as connection:
-                if not connection.execute(insert).rowcount:
+                done = connection.execute(insert, execution_options={"preserve_rowcount": True})
+                if not done.rowcount:
                     raise taken
         except sa.exc.IntegrityError:
             raise taken from None

@@ -132,7 +132,7 @@ class Transaction:
 
     def __str__(self) -> str:
         who = self.actor or "somebody"
-        what = f" ({self.message})" if self.message else ""
+        what = f" ({' '.join(self.message.split())})" if self.message else ""
         return f"transaction {self.id[:8]} of {who}{what}"
 
 
@@ -227,7 +227,7 @@ def apply(manifest: Manifest, logged: Logged) -> Manifest:
     requests = dict(manifest.requests)
     if logged.transaction.request is not None:
         requests[logged.transaction.request] = logged.version
-        for oldest in list(requests)[: len(requests) - REMEMBERED]:
+        for oldest in list(requests)[: max(0, len(requests) - REMEMBERED)]:
             del requests[oldest]
     return Manifest(
         manifest.stamp,

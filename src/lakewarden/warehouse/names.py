@@ -12,7 +12,8 @@ from lakewarden.warehouse.manifest import MAIN, Name
 _LONGEST = 255
 #: Names that mean something else somewhere: versions, places, ourselves.
 _RESERVED = frozenset({".", "..", "head", "null", "none"})
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+#: Kinds of characters that cannot be seen, or not be written: controls, marks of direction, halves.
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _REF = re.compile(r"[^\W_][\w.-]*")
 _NOT_IN_PATHS = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -57,7 +58,8 @@ def _part(part: str, whole: str) -> str:
         raise _bad(whole, "'/', '\\' and '$' separate other things; use '_' or '-'")
     if "." in name:
         raise _bad(whole, "'.' separates namespaces; use '_' or '-'")
-    if _CONTROL.search(name) or name != name.strip():
+    unseen = any(unicodedata.category(one) in _UNSEEN for one in name)
+    if unseen or name != name.strip():
         raise _bad(whole, "it holds characters that cannot be seen")
     if name.startswith("__") or name.lower() in _RESERVED:
         raise _bad(whole, f"{name} is reserved")

@@ -91,7 +91,7 @@ class Changes:
             if error.kind is not ErrorKind.COMMIT_UNKNOWN:
                 self.discard()
             raise
-        self.version = head.version
+        self.version = head.manifest.requests.get(self.request or "", head.version)
         if head.tail[-1].transaction.id != made.id:
             # An earlier try of the same request has done it.
             self.discard()

@@ -86,10 +86,11 @@ class View:
     @cached_property
     def _by_name(self) -> dict[Name, Table]:
         tables = self.manifest.tables
+        own = self.manifest.branches[self.branch].pins
         declared = (
             one
             for one in tables.values()
-            if one.branch == self.branch and one.dropped is None and one.id not in self.pins
+            if one.branch == self.branch and one.dropped is None and one.id not in own
         )
         there = (tables[number] for number in self.pins)
         return {one.name: one for one in (*declared, *there)}
@@ -395,9 +396,10 @@ class Warehouse:
         to = names.table_name(to)
         head = self.refresh()
         view = self.view(head.manifest)
-        if view.find(to) is not None:
-            raise AlreadyExists(f"there is a table {'.'.join(to)} already")
         table = view.table(name)
+        # A name holds on every branch.
+        if any(one.name == to and one.dropped is None for one in head.manifest.tables.values()):
+            raise AlreadyExists(f"there is a table {'.'.join(to)} already")
         message = f"rename {'.'.join(name)} to {'.'.join(to)}"
         self.commit([Change(Operation.RENAME, table.id, name=to)], base=head, message=message)
 
