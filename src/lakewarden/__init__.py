@@ -1,4 +1,4 @@
-"""Lakewarden looks after versioned tables: Lance datasets, one at a time or a fleet in one job.
+"""Lakewarden looks after versioned tables, Lance and Iceberg, one at a time or a fleet in one job.
 
     plan = lakewarden.plan_cleanup(spark, "s3://lake/events.lance", keep=10, older_than="14d")
     receipt = lakewarden.execute(spark, plan)
