@@ -236,6 +236,46 @@ def iceberg(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def warehouse(found: dict[str, Any]) -> dict[str, str]:
+    """Return the tables on warehouses."""
+    lines = found.get("commits", [])
+    kinds = list(dict.fromkeys(line["kind"] for line in lines))
+    by_case = {(line["shared"], line["writers"], line["kind"]): line for line in lines}
+    cases = list(dict.fromkeys((line["shared"], line["writers"]) for line in lines))
+    commits = table(
+        ["tables", "writers", *kinds],
+        [
+            [
+                "one, shared" if shared else "one each",
+                str(writers),
+                *(_commits(by_case[shared, writers, kind]) for kind in kinds),
+            ]
+            for shared, writers in cases
+        ],
+    )
+    opened = table(
+        ["", "open ms", "requests", "commit ms", "requests"],
+        [
+            [
+                f"{line['size']:,} {line['what']}",
+                f"{1000 * line['open_seconds']:.1f}",
+                str(line["open_requests"]),
+                f"{1000 * line['commit_seconds']:.1f}",
+                str(line["commit_requests"]),
+            ]
+            for line in found.get("opening", [])
+        ],
+    )
+    return {
+        "WAREHOUSE-COMMITS": commits if lines else "Not measured yet.",
+        "WAREHOUSE-OPENING": opened if found.get("opening") else "Not measured yet.",
+    }
+
+
+def _commits(line: dict[str, Any]) -> str:
+    return f"{line['per_second']:.1f} ({1000 * line['median']:.0f}, {1000 * line['worst']:.0f})"
+
+
 def picture(results: dict[str, Any]) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
     for axis, kind in zip(axes, ("append", "overwrite"), strict=True):
@@ -298,6 +338,7 @@ def main() -> None:
             [[f"`{name}`", f"{seconds:.2f}"] for name, seconds in results["cold"].items()],
         ),
         **iceberg(results.get("iceberg", {})),
+        **warehouse(results.get("warehouse", {})),
     }.items():
         text = text.replace(f"<{name}>", content)
     PAGE.write_text(text)

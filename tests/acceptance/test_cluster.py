@@ -132,6 +132,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.nightly
 def test_spark_connect_runs_the_python_interface(connect: str, tmp_path: Path) -> None:
     places = make_fleet(tmp_path)
     done = subprocess.run(

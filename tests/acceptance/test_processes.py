@@ -62,6 +62,7 @@ def test_a_writer_without_pause_loses_nothing_to_cleanup_in_a_loop(
     assert [seen(table, version) for version in left[-3:]] == writes[-3:]
 
 
+@pytest.mark.nightly
 def test_cleanups_at_once_count_every_file_once(
     spark: SparkSession, clean: Clean, tmp_path: Path
 ) -> None:

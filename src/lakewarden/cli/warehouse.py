@@ -170,7 +170,7 @@ def log(
     rows = [_logged(one, names) for one in found.history(limit or None)]
     text = [
         f"{row['version']:>6}  {row['committed_at'][:19].replace('T', ' ')}  "
-        f"{row['actor'] or '-':<12}  {row['message'] or _changed(row)}"
+        f"{_line(row['actor'] or '-'):<12}  {_line(row['message'] or _changed(row))}"
         + (f"  [{row['branch']}]" if row["branch"] != MAIN else "")
         for row in rows
     ]
@@ -179,6 +179,10 @@ def log(
 
 def _changed(row: dict[str, Any]) -> str:
     return ", ".join(f"{one['operation']} {one['table_key']}".strip() for one in row["changes"])
+
+
+def _line(text: str) -> str:
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 
 def _logged(one: Logged, names: dict[str, str]) -> dict[str, Any]:
@@ -221,6 +225,7 @@ def tag(
 
       lakewarden tag s3://lake/warehouse training-2026-11 --delete
     """
+    _check_name(name, delete=delete, version=version)
     found = _open(warehouse, log_database, storage_option, actor)
     if name is not None and delete:
         found.delete_tag(name)
@@ -264,6 +269,7 @@ def branch(
 
       lakewarden branch s3://lake/warehouse experiment --delete
     """
+    _check_name(name, delete=delete, version=version)
     found = _open(warehouse, log_database, storage_option, actor)
     if name is not None and delete:
         found.delete_branch(name)
@@ -369,6 +375,11 @@ def _read(
         at=None if at is None else _parsed(at),
         branch=None if tag is not None and branch == MAIN else branch,
     )
+
+
+def _check_name(name: str | None, *, delete: bool, version: int | None) -> None:
+    if name is None and (delete or version is not None):
+        raise UsageError(ErrorKind.USAGE, "say which: a name is missing")
 
 
 def _parsed(text: str) -> datetime:

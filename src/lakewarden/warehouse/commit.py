@@ -29,12 +29,15 @@ from lakewarden.warehouse.backoff import SlotBackoff
 from lakewarden.warehouse.codec import CHECKPOINTS, ENTRIES, TRANSACTIONS
 from lakewarden.warehouse.handlers import CommitHandler
 from lakewarden.warehouse.manifest import (
+    CONTENT,
     EMPTY,
+    MAIN,
     STAMP,
     Change,
     Entry,
     Logged,
     Manifest,
+    Operation,
     Transaction,
     apply,
     replay,
@@ -48,6 +51,8 @@ _CLAIMS = 4
 #: A writer that took longer than this makes sure that its version still follows the one before.
 #: Cleanup keeps every version for a multiple of it.
 SLOW = timedelta(minutes=1)
+
+_TOO_LARGE = 2**63
 
 #: Makes a change again on top of what the warehouse is now.
 Rebase = Callable[[Change, Manifest], Change]
@@ -111,6 +116,8 @@ class Log:
 
     def entry(self, version: int) -> Entry:
         """Return what is stored for a version; raise a typed error if it was reclaimed."""
+        if not 0 < version < _TOO_LARGE:
+            raise self._missing(version)
         try:
             data = self.handler.read(version)
         except NotFound:
@@ -197,7 +204,10 @@ class Log:
         started = self.clock.elapsed()
         for attempt in range(1, self.limits.tries + 1):
             began = self.clock.elapsed()
-            committed = self._try(base, transaction)
+            outdated = _outdated(base.manifest, transaction)
+            if outdated is not None and self.handler.head() <= base.version:
+                raise outdated
+            committed = self._try(base, transaction) if outdated is None else None
             if committed is not None:
                 return committed
             entry, head = self._newest(base)
@@ -328,6 +338,31 @@ class Log:
 
     def _checkpoint_key(self, version: int) -> str:
         return f"{self.prefix}/_checkpoints/{version:020d}"
+
+
+def _outdated(manifest: Manifest, transaction: Transaction) -> Conflict | None:
+    """Return what to raise if a change was prepared on another pin than the table has."""
+    pins = (
+        manifest.branches[transaction.branch].pins
+        if transaction.branch in manifest.branches
+        else {}
+    )
+    for change in transaction.changes:
+        moves = change.operation in CONTENT or change.operation in _WHOLE
+        # What a branch has not changed it has from its base, which does not move.
+        known = change.table in pins or transaction.branch == MAIN
+        if moves and known and pins.get(change.table) != change.before:
+            table = manifest.tables.get(change.table)
+            name = ".".join(table.name) if table is not None else change.table
+            return Conflict(
+                ErrorKind.CONFLICT,
+                f"{transaction} was prepared on a version of {name} that is not the current one any "
+                "more; nothing was committed: read again and do it again",
+            )
+    return None
+
+
+_WHOLE = frozenset({Operation.CREATE, Operation.DROP, Operation.UNDROP})
 
 
 def _unknown(entry: Entry, trouble: LakewardenError | None) -> StorageError:

@@ -160,10 +160,20 @@ def _rule(ours: Transaction, change: Change, their: Transaction, theirs: Change)
     if change.table != theirs.table:
         near = ours.branch == their.branch or Operation.RENAME in pair
         same = pair <= _NAMING and near and _name(change) == _name(theirs)
-        return Rule.NEVER if same else Rule.STANDS
+        return Rule.NEVER if same or _overlap_in_place(change, theirs) else Rule.STANDS
     if ours.branch != their.branch and not pair <= _EVERYWHERE:
         return Rule.STANDS
     return _overlap(change, theirs, RULES[_pair(change, theirs)])
+
+
+def _overlap_in_place(ours: Change, theirs: Change) -> bool:
+    """Tell whether both make a table, and one inside the other."""
+    if ours.made is None or theirs.made is None:
+        return False
+    one, other = (
+        f"{change.made.location.rstrip('/')}/" for change in (ours, theirs) if change.made
+    )
+    return one.startswith(other) or other.startswith(one)
 
 
 def _name(change: Change) -> Name:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
@@ -53,6 +54,7 @@ from lakewarden.errors import (
     LakewardenError,
     NotFound,
     Refused,
+    StorageError,
     UsageError,
 )
 from lakewarden.formats.iceberg.carrying import carry_over
@@ -62,6 +64,7 @@ from lakewarden.formats.iceberg.paths import place
 from lakewarden.model import Format
 from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
+from lakewarden.warehouse import names
 from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Name, Operation, Pin, Table
 from lakewarden.warehouse.warehouse import View, Warehouse
 
@@ -123,6 +126,10 @@ class Waiting:
     base: View
     made: dict[str, Table] = field(default_factory=dict)
     changes: dict[str, Change] = field(default_factory=dict)
+    #: Metadata files that were written, whatever became of them.
+    written: list[str] = field(default_factory=list)
+    #: Of each table that was changed, what it was at first and what it is now.
+    replaced: dict[str, tuple[IcebergTable, StagedTable]] = field(default_factory=dict)
 
     @property
     def branch(self) -> str:
@@ -161,9 +168,10 @@ class IcebergTables:
         """Do nothing: whoever knows the pin sees the version."""
 
     def discard(self, table: Table, pin: Pin) -> None:  # noqa: ARG002
-        self._delete([*pin.through, pin.path])
+        self.delete([*pin.through, pin.path])
 
-    def _delete(self, uris: Iterable[str]) -> None:
+    def delete(self, uris: Iterable[str]) -> None:
+        """Delete metadata files."""
         for uri in uris:
             found = place(uri)
             if found is not None:
@@ -229,7 +237,7 @@ class IcebergTables:
         )
         if dropped:
             needed = {pin.path for pin in self._warehouse.pinned_by_refs()}
-            self._delete(uri for uri in dropped if uri not in needed)
+            self.delete(uri for uri in dropped if uri not in needed)
 
 
 def tables_of(warehouse: Warehouse) -> IcebergTables:
@@ -320,6 +328,7 @@ class WarehouseCatalog(MetastoreCatalog):
         staged = self._create_staged_table(
             identifier, schema, location, partition_spec, sort_order, properties
         )
+        self._wrote(staged.metadata_location)
         self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
         self._make(staged)
         return self.load_table(identifier)
@@ -429,6 +438,7 @@ class WarehouseCatalog(MetastoreCatalog):
                 known, pin = self._found(name)
         except NoSuchTableError:
             staged = self._update_and_stage_table(None, name, requirements, updates)
+            self._wrote(staged.metadata_location)
             self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
             self._make(staged)
             return _response(staged)
@@ -449,8 +459,13 @@ class WarehouseCatalog(MetastoreCatalog):
             after = Pin(pin.version + 1, staged.metadata_location)
             change = Change(_operation(updates), known.id, pin, after)
             self._take(change, lambda: self._tables.discard(known, after))
-        if not isinstance(self._session, Waiting):
-            self._tables.clean_metadata(current, staged)
+        if isinstance(self._session, Waiting):
+            first, _ = self._session.replaced.get(known.id, (current, staged))
+            self._session.replaced[known.id] = first, staged
+        else:
+            # It is committed; what cannot be taken away now is an orphan.
+            with suppress(StorageError):
+                self._tables.clean_metadata(current, staged)
         return _response(staged)
 
     def _write(self, table: Table, pin: Pin, current: IcebergTable, staged: StagedTable) -> None:
@@ -459,9 +474,15 @@ class WarehouseCatalog(MetastoreCatalog):
         whole = carry_over(self._tables.read(table, pin), known, after)
         text = json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode()
         found = _placed(staged.metadata_location)
+        self._wrote(staged.metadata_location)
         self._warehouse.opener(found).put_if_absent(
             found.key, packed(text, staged.metadata_location)
         )
+
+    def _wrote(self, uri: str) -> None:
+        """Remember a file, so that it can be taken away if the transaction fails."""
+        if isinstance(self._session, Waiting):
+            self._session.written.append(uri)
 
     @staticmethod
     def _delete_old_metadata(io: Any, base: Any, metadata: Any) -> None:
@@ -484,6 +505,10 @@ class WarehouseCatalog(MetastoreCatalog):
         with self._lock:
             table, _ = self._found(from_identifier)
             self._outside("renamed")
+            if self._session.branch != MAIN:
+                raise Refused(
+                    ErrorKind.UNSUPPORTED_FEATURE, "a name holds on every branch; rename on main"
+                )
             if not self._exists(to[:-1], self._session.view()):
                 raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(to[:-1])}")
             try:
@@ -525,13 +550,13 @@ class WarehouseCatalog(MetastoreCatalog):
     def create_namespace(
         self, namespace: str | Identifier, properties: Properties = EMPTY_DICT
     ) -> None:
-        space = Catalog.identifier_to_tuple(namespace)
-        if not space or self._exists(space, self._session.view(fresh=True)):
+        space = names.table_name(Catalog.identifier_to_tuple(namespace))
+        if self._exists(space, self._session.view(fresh=True)):
             raise NamespaceAlreadyExistsError(f"Namespace already exists: {'.'.join(space)}")
-        self._outside("put into new namespaces")
         self._set(space, properties)
 
     def _set(self, space: Name, properties: Mapping[str, Any] | None) -> None:
+        self._outside("given other namespaces")
         told = None if properties is None else json.dumps(dict(properties), sort_keys=True)
         self._warehouse.set_properties({f"{_NAMESPACE}{'.'.join(space)}": told})
 

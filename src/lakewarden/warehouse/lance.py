@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from threading import RLock
@@ -26,6 +26,7 @@ from lance.commit import CommitConflictError
 from lance_namespace.errors import (
     ConcurrentModificationError,
     InternalError,
+    LanceNamespaceError,
     TableAlreadyExistsError,
     TableNotFoundError,
     TableVersionNotFoundError,
@@ -40,6 +41,7 @@ from lakewarden.errors import (
     LakewardenError,
     NotFound,
     Refused,
+    StorageError,
 )
 from lakewarden.formats.lance.manifest import transaction_file
 from lakewarden.formats.lance.transaction import operation
@@ -53,6 +55,8 @@ from lakewarden.world import fresh_id
 _LAST = 2**64 - 1
 _PUBLIC = re.compile(r"(.*\.manifest)(-[^/]*)?")
 _V2 = re.compile(r"\d{20}\.manifest")
+#: What clients say when a version was refused, and they do not know why.
+_VAGUE = "Commit result for version"
 #: Where manifests of transactions wait that are not committed yet, below a table.
 _WAITING = "_lakewarden"
 #: Lance's names for what changes do, in ours.
@@ -99,10 +103,9 @@ class LanceTables:
         if (table.id, pin.path) in self._shown:
             return
         store, root = self.store(table)
-        if not store.exists(f"{root}/{_public(pin.path)}"):
-            # Lance looks at all versions since the one that a writer has read: none may be left out.
-            for path in (*pin.through, pin.path):
-                self._show(table, store, root, path)
+        # Lance looks at all versions since the one that a writer has read: none may be left out.
+        for path in (*pin.through, pin.path):
+            self._show(table, store, root, path)
         self._shown.add((table.id, pin.path))
 
     def _show(self, table: Table, store: Store, root: str, path: str) -> None:
@@ -113,9 +116,12 @@ class LanceTables:
             data = store.get(f"{root}/{path}")
         except NotFound:
             if store.exists(f"{root}/{public}"):
-                # Somebody else has just done it.
                 return
-            raise
+            raise NotFound(
+                f"version {public} of {'.'.join(table.name)} was reclaimed by a cleanup; tag versions "
+                "that must stay",
+                ErrorKind.RECLAIMED,
+            ) from None
         try:
             store.put_if_absent(f"{root}/{public}", data)
         except AlreadyExists:
@@ -133,13 +139,22 @@ class LanceTables:
 
     def restore(self, table: Table, current: Pin, target: Pin) -> Pin:
         self.publish(table, current)
-        waiting = Waiting(self, self._warehouse.view(self._warehouse.known.manifest))
+        view = self._warehouse.view(self._warehouse.known.manifest)
+        # It may have been dropped, and somebody else have its name: here it is alone.
+        alone = replace(view.manifest, tables={table.id: replace(table, dropped=None)})
+        waiting = Waiting(self, View(alone, MAIN, {table.id: current}))
         namespace = Namespace(self._warehouse, waiting)
-        found = lance.dataset(
-            namespace_client=namespace, table_id=list(table.name), version=target.version
-        )
-        with namespace.told():
-            found.restore()
+        try:
+            with namespace.told():
+                lance.dataset(
+                    namespace_client=namespace, table_id=list(table.name), version=target.version
+                ).restore()
+        except (OSError, ValueError) as error:
+            raise NotFound(
+                f"version {target.version} of {'.'.join(table.name)} was reclaimed by a cleanup; it "
+                f"cannot be brought back ({' '.join(str(error).split())[:100]})",
+                ErrorKind.RECLAIMED,
+            ) from error
         return waiting.pins[table.id]
 
     def new_table(self, view: View, name: Name, location: str | None) -> Table:
@@ -191,15 +206,19 @@ class Session(Protocol):
         ...
 
 
+def _check_main(branch: str) -> None:
+    if branch != MAIN:
+        raise Refused(
+            ErrorKind.UNSUPPORTED_FEATURE,
+            f"Lance tables are written on main only, not on branch {branch}",
+        )
+
+
 class Immediate:
     """Every version that a client asks for is one of the warehouse, at once."""
 
     def __init__(self, warehouse: Warehouse, tables: LanceTables, branch: str = MAIN) -> None:
-        if branch != MAIN:
-            raise Refused(
-                ErrorKind.UNSUPPORTED_FEATURE,
-                "Lance tables are written on main only; restore or tag there",
-            )
+        _check_main(branch)
         self._warehouse = warehouse
         self._tables = tables
         self._branch = branch
@@ -246,11 +265,13 @@ class Waiting:
         return View(manifest, self.base.branch, {**self.base.pins, **self.pins})
 
     def declare(self, name: Name, location: str | None) -> Table:
+        _check_main(self.base.branch)
         table = self.tables.new_table(self.view(), name, location)
         self.made[table.id] = table
         return table
 
     def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:  # noqa: ARG002
+        _check_main(self.base.branch)
         does = self.tables.operation(table, after)
         earlier = self.pins.get(table.id)
         steps = self.does.setdefault(table.id, [])
@@ -306,8 +327,7 @@ def _translated(error: LakewardenError) -> Exception:
         return ConcurrentModificationError(error.message)
     if isinstance(error, AlreadyExists):
         return TableAlreadyExistsError(error.message)
-    if isinstance(error, NotFound):
-        return TableNotFoundError(error.message)
+    # Of a table that is not found clients take whatever lies there: only said where it is meant.
     return InternalError(error.message)
 
 
@@ -330,11 +350,13 @@ class Namespace(api.LanceNamespace):
         self._trouble.clear()
         try:
             yield
-        except LakewardenError:
-            raise
-        except (OSError, ValueError, RuntimeError) as error:
-            if self._trouble:
-                raise self._trouble[-1] from error
+        except (OSError, ValueError, RuntimeError, LanceNamespaceError) as error:
+            told = str(error)
+            # Errors of others, after trouble that a client has dealt with, stay what they are.
+            ours = [one for one in self._trouble if one.message in told or _VAGUE in told]
+            unknown = [one for one in ours if one.kind is ErrorKind.COMMIT_UNKNOWN]
+            if ours:
+                raise (unknown or ours)[-1] from error
             raise
 
     # -- tables ----------------------------------------------------------------------------------
@@ -452,7 +474,11 @@ class Namespace(api.LanceNamespace):
         except Conflict:
             self._expected(name, request.version)
             raise
-        return api.CreateTableVersionResponse(version=self._version(table, after))
+        self._trouble.clear()
+        # It is committed; if it cannot be shown now, whoever reads the table next does it.
+        with suppress(StorageError):
+            self._show(table, after)
+        return api.CreateTableVersionResponse(version=self._answer(table, after))
 
     def _expected(self, name: Name, version: int) -> tuple[Table, Pin | None]:
         """Return the table and its pin if the version is the next one, or raise Conflict."""
@@ -502,6 +528,9 @@ class Namespace(api.LanceNamespace):
 
     def _version(self, table: Table, pin: Pin) -> Any:
         self._show(table, pin)
+        return self._answer(table, pin)
+
+    def _answer(self, table: Table, pin: Pin) -> Any:
         _, root = self._tables.store(table)
         waits = isinstance(self._session, Waiting) and table.id in self._session.pins
         path = pin.path if waits else self._tables.public(pin)
@@ -530,9 +559,10 @@ class Namespace(api.LanceNamespace):
     # -- the rest --------------------------------------------------------------------------------
 
     def _table(self, name: Name, *, fresh: bool) -> Table:
-        found = self._session.view(fresh=fresh).table(name)
-        if found.format is not Format.LANCE:
-            raise NotFound(f"{'.'.join(name)} is an Iceberg table")
+        found = self._session.view(fresh=fresh).find(name)
+        if found is None or found.format is not Format.LANCE:
+            self._trouble.append(NotFound(f"there is no table {'.'.join(name)} of Lance's"))
+            raise TableNotFoundError(self._trouble[-1].message)
         return found
 
     def _immediate(self) -> None:
@@ -588,17 +618,19 @@ def replay(warehouse: Warehouse, table: Table, waiting: Waiting, onto: View) -> 
     old = waiting.pins[table.id]
     anew = Waiting(tables, onto)
     before, after = Namespace(warehouse, waiting), Namespace(warehouse, anew)
-    name = list(table.name)
-    made = lance.dataset(namespace_client=before, table_id=name, version=old.version)
-    change = made.read_transaction(old.version)
-    current = lance.dataset(namespace_client=after, table_id=name)
+    was = waiting.view().manifest.tables[table.id].name
     try:
         with after.told():
+            made = lance.dataset(namespace_client=before, table_id=list(was), version=old.version)
+            change = made.read_transaction(old.version)
+            current = lance.dataset(namespace_client=after, table_id=list(table.name))
             lance.LanceDataset.commit(current, change)
-    except CommitConflictError as error:
+    except (OSError, ValueError, RuntimeError, LanceNamespaceError) as error:
+        never = isinstance(error, CommitConflictError) and not error.retryable
         raise Conflict(
-            ErrorKind.CONFLICT if error.retryable else ErrorKind.INCOMPATIBLE,
-            f"{'.'.join(name)} was changed by somebody else: {str(error).splitlines()[0]}",
+            ErrorKind.INCOMPATIBLE if never else ErrorKind.CONFLICT,
+            f"{'.'.join(table.name)} was changed by somebody else, and Lance cannot put this on top "
+            f"({' '.join(str(error).split())[:160]}); nothing was committed",
         ) from error
     tables.discard(table, old)
     return anew.pins[table.id]

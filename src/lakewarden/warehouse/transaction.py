@@ -11,11 +11,11 @@ changed meanwhile are rebased by their format's own rules, and only those.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from lakewarden.errors import Conflict, ErrorKind, LakewardenError
+from lakewarden.errors import Conflict, ErrorKind, StorageError
 from lakewarden.model import Format
 from lakewarden.warehouse import iceberg, lance
 from lakewarden.warehouse.backoff import SlotBackoff
@@ -42,8 +42,10 @@ class Changes:
     version: int | None = None
 
     def __post_init__(self) -> None:
-        self._lance = lance.Waiting(lance.tables_of(self.warehouse), self.view)
-        self._iceberg = iceberg.Waiting(self.view)
+        # Both formats know of each other's new tables: names and places are taken once.
+        made: dict[str, Table] = {}
+        self._lance = lance.Waiting(lance.tables_of(self.warehouse), self.view, made=made)
+        self._iceberg = iceberg.Waiting(self.view, made=made)
         #: The Lance tables, for any Lance client.
         self.lance = lance.Namespace(self.warehouse, self._lance)
         #: The Iceberg tables, for PyIceberg.
@@ -87,8 +89,8 @@ class Changes:
         )
         try:
             head = self.warehouse.submit(self.base, made, self._rebase)
-        except LakewardenError as error:
-            if error.kind is not ErrorKind.COMMIT_UNKNOWN:
+        except BaseException as error:
+            if getattr(error, "kind", None) is not ErrorKind.COMMIT_UNKNOWN:
                 self.discard()
             raise
         self.version = head.manifest.requests.get(self.request or "", head.version)
@@ -97,29 +99,29 @@ class Changes:
             self.discard()
             return
         for number, pin in self._lance.pins.items():
-            lance.tables_of(self.warehouse).publish(head.manifest.tables[number], pin)
+            # It is committed; whoever reads the table next shows it, if we cannot.
+            with suppress(StorageError):
+                lance.tables_of(self.warehouse).publish(head.manifest.tables[number], pin)
+        with suppress(StorageError):
+            for before, after in self._iceberg.replaced.values():
+                iceberg.tables_of(self.warehouse).clean_metadata(before, after)
 
     def _of_lance(self) -> Iterator[Change]:
-        seen = self._lance.view()
+        for table in self._lance.made.values():
+            if table.format is Format.LANCE:
+                pin = self._lance.pins.get(table.id)
+                yield Change(Operation.CREATE, table.id, after=pin, name=table.name, made=table)
         for number, pin in self._lance.pins.items():
-            made = self._lance.made.get(number)
-            yield Change(
-                Operation.CREATE if made else lance.meaning(self._lance.does[number][-1]),
-                number,
-                self._lance.base.pins.get(number),
-                pin,
-                name=seen.manifest.tables[number].name if made else (),
-                made=made,
-            )
+            if number not in self._lance.made:
+                does = lance.meaning(self._lance.does[number][-1])
+                yield Change(does, number, self._lance.base.pins.get(number), pin)
 
     def discard(self) -> None:
         """Take away what was written and is certain not to have been committed."""
-        tables = {**self._lance.view().manifest.tables, **self._iceberg.made}
+        tables = self._lance.view().manifest.tables
         for number, pin in self._lance.pins.items():
             lance.tables_of(self.warehouse).discard(tables[number], pin)
-        for change in self._iceberg.changes.values():
-            if change.after is not None:
-                iceberg.tables_of(self.warehouse).discard(tables[change.table], change.after)
+        iceberg.tables_of(self.warehouse).delete(self._iceberg.written)
 
     def _rebase(self, change: Change, manifest: Manifest) -> Change:
         view = self.warehouse.view(manifest, self.view.branch)
@@ -128,7 +130,8 @@ class Changes:
             return change
         table = manifest.tables[change.table]
         steps = self._lance.does.get(change.table, [])
-        if table.format is not Format.LANCE or len(steps) != 1:
+        replayed = len(steps) == 1 and lance.meaning(steps[0]) is not Operation.REWRITE
+        if table.format is not Format.LANCE or not replayed:
             raise Conflict(
                 ErrorKind.CONFLICT,
                 f"{'.'.join(table.name)} was changed by somebody else, and what this transaction "

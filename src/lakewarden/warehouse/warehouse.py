@@ -10,9 +10,12 @@ A `View` never changes: all tables that are read through it are those of one ver
 from __future__ import annotations
 
 import json
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Protocol, Self
 
@@ -23,9 +26,9 @@ from lakewarden.errors import (
     Conflict,
     Damaged,
     ErrorKind,
-    LakewardenError,
     NotFound,
     Refused,
+    StorageError,
     UsageError,
 )
 from lakewarden.model import WAREHOUSE_MARK, Format
@@ -53,6 +56,7 @@ from lakewarden.world import Chance, Clock, SystemChance, SystemClock, fresh_id
 #: The directory of the warehouse's own objects, below its root.
 MANIFEST = "__manifest"
 TABLES = "tables"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Tables(Protocol):
@@ -100,7 +104,7 @@ class View:
         return [self._by_name[name] for name in sorted(self._by_name)]
 
     def find(self, name: Name) -> Table | None:
-        return self._by_name.get(name)
+        return self._by_name.get(tuple(unicodedata.normalize("NFC", part) for part in name))
 
     def table(self, name: Name) -> Table:
         """Return the table of that name, or raise NotFound."""
@@ -147,17 +151,26 @@ class Warehouse:
                 "writers could take the same version; keep the log in a database: "
                 "--log-database postgresql://…",
             )
-        if found.log.head().version:
+        marker = f"{prefix}/handler.json"
+        if store.exists(marker):
             raise _exists(found.location)
+        head = found.log.head()
+        if not head.version:
+            begin = Change(Operation.SETTINGS, properties={"lakewarden.id": fresh_id()})
+            transaction = Transaction(fresh_id(), 0, (begin,), actor=actor, message="init")
+            try:
+                head = found.log.commit(head, transaction, stands)
+            except Conflict as error:
+                raise _exists(found.location) from error
+        # Comes last: what has it is a warehouse.  Without it, making one goes on where it stopped.
         handler = {"handler": "sql" if database else "store"}
-        store.put(f"{prefix}/handler.json", json.dumps(handler).encode())
-        begin = Change(Operation.SETTINGS, properties={"lakewarden.id": fresh_id()})
-        transaction = Transaction(fresh_id(), 0, (begin,), actor=actor, message="init")
         try:
-            found.log.commit(found.log.head(), transaction, stands)
-        except Conflict as error:
+            store.put_if_absent(marker, json.dumps(handler).encode())
+        except AlreadyExists as error:
             raise _exists(found.location) from error
-        found.refresh()
+        if head.version > 1:
+            raise _exists(found.location)
+        found._head = head  # noqa: SLF001  # of this class
         return found
 
     @classmethod
@@ -192,7 +205,7 @@ class Warehouse:
         store = opening(location)
         prefix = location.child(MANIFEST).key
         handler: CommitHandler = (
-            SqlHandler(sa.create_engine(database), location.uri)
+            SqlHandler(_engine(database), location.uri)
             if database
             else StoreHandler(store, f"{prefix}/_versions")
         )
@@ -208,8 +221,8 @@ class Warehouse:
         self._head = self.log.head(self._head)
         if not self._head.version:
             raise NotFound(
-                f"{self.location.uri} was never finished being made; make it again: lakewarden "
-                f"warehouse init {self.location.uri}",
+                f"the log of {self.location.uri} holds no version; if it is kept in a database, check "
+                "that --log-database names the right one",
                 ErrorKind.NOT_A_WAREHOUSE,
             )
         return self._head
@@ -257,36 +270,39 @@ class Warehouse:
     @staticmethod
     def tag_of(manifest: Manifest, name: str) -> Tag:
         """Return a tag, or raise NotFound."""
+        name = unicodedata.normalize("NFC", name)
         if name not in manifest.tags:
             raise NotFound(f"there is no tag {name}; lakewarden tag lists those that there are")
         return manifest.tags[name]
 
     def _version_at(self, moment: datetime, head: Manifest) -> int:
         """Return the newest version that is not younger than a moment."""
-        wanted = int(moment.timestamp() * 1_000_000)
+        wanted = (moment - _EPOCH) // timedelta(microseconds=1)
         if wanted >= head.at_us:
             return head.version
         low, high = 1, head.version
         best: int | None = None
+        later = self.log.entry(high)
         while low < high:
             middle = (low + high) // 2
             try:
-                found = self.log.entry(middle).logged.at_us
+                found = self.log.entry(middle)
             except NotFound:
                 low = middle + 1
                 continue
-            if found <= wanted:
+            if found.logged.at_us <= wanted:
                 best, low = middle, middle + 1
             else:
-                high = middle
-        if best is None:
-            told = moment.astimezone(UTC).isoformat(timespec="seconds")
-            raise NotFound(
-                f"the warehouse has no version from {told} or before; it was made later, or they "
-                "were reclaimed",
-                ErrorKind.RECLAIMED,
-            )
-        return best
+                later, high = found, middle
+        # Between versions that are kept there may have been others, which the next one remembers.
+        times = {one.version: one.at_us for one in (*later.tail, later.logged)}
+        if best is not None and times.get(best + 1, wanted) > wanted:
+            return best
+        raise NotFound(
+            f"the version of the warehouse at {moment.isoformat(timespec='seconds')} was reclaimed, or "
+            "the warehouse was made later",
+            ErrorKind.RECLAIMED,
+        )
 
     def pinned_by_refs(self) -> Iterator[Pin]:
         """Yield the pins of every branch and every tag."""
@@ -349,7 +365,7 @@ class Warehouse:
     def delete_tag(self, name: str) -> None:
         head = self.refresh()
         self.tag_of(head.manifest, name)
-        change = Change(Operation.UNTAG, name=(name,))
+        change = Change(Operation.UNTAG, name=(unicodedata.normalize("NFC", name),))
         self.commit([change], base=head, message=f"delete tag {name}")
 
     def create_branch(self, name: str, *, version: int | None = None, source: str = MAIN) -> None:
@@ -442,7 +458,7 @@ class Warehouse:
         taken = {Location.parse(one.location): one for one in manifest.tables.values()}
         own = self.location.child(MANIFEST)
         for other in (*taken, own):
-            if _inside(place, other) or _inside(other, place):
+            if overlap(place, other):
                 whose = f"table {'.'.join(taken[other].name)}" if other in taken else "the log"
                 raise Refused(
                     ErrorKind.LOCATION_OVERLAP,
@@ -487,16 +503,29 @@ class Warehouse:
         """
         head = self.refresh()
         view = self.view(head.manifest, to.branch)
-        chosen = [to.table(name)] if name else [*to.manifest.tables.values()]
-        if not name:
-            there = {one.id for one in chosen}
-            chosen += [one for one in view.manifest.tables.values() if one.id not in there]
+        before, now = ({one.id: one for one in each.tables()} for each in (to, view))
+        chosen = {to.table(name).id} if name else {*before, *now}
+        # With everything its names come back; a single table keeps the one that it has.
+        named = (
+            {number: table.name for number, table in before.items()}
+            if not name and to.branch == MAIN
+            else {number: now.get(number, before[number]).name for number in chosen & {*before}}
+        )
+        others = [one for one in now.values() if one.id not in chosen]
+        _check_names([*named.values(), *(one.name for one in others)])
         made: list[tuple[Table, Pin]] = []
         try:
             changes = [
                 change
-                for table in chosen
-                if (change := self._restored(table, to, view, made)) is not None
+                for number in sorted(chosen)
+                if (change := self._restored(number, (to, before), (view, now), made)) is not None
+            ]
+            changes = [replace(change, name=named.get(change.table, ())) for change in changes] + [
+                Change(Operation.RENAME, number, name=name)
+                for number, name in named.items()
+                if number in now
+                and now[number].name != name
+                and all(change.table != number for change in changes)
             ]
             if not changes:
                 return head
@@ -504,34 +533,69 @@ class Warehouse:
             done = self.commit(
                 changes, base=head, branch=to.branch, message=message, rebase=_refuse
             )
-        except LakewardenError as error:
-            if error.kind is not ErrorKind.COMMIT_UNKNOWN:
+        except BaseException as error:
+            if getattr(error, "kind", None) is not ErrorKind.COMMIT_UNKNOWN:
                 for table, pin in made:
-                    self.formats[table.format].discard(table, pin)
+                    self._known(table).discard(table, pin)
             raise
         for table, pin in made:
-            self.formats[table.format].publish(table, pin)
+            # Whoever reads the table next does it, if we cannot.
+            with suppress(StorageError):
+                self._known(table).publish(table, pin)
         return done
 
+    def _known(self, table: Table) -> Tables:
+        """Return who knows the table's format."""
+        if table.format not in self.formats:
+            # Not above: those import this module.
+            from lakewarden.warehouse.formats import with_formats  # noqa: PLC0415
+
+            with_formats(self)
+        return self.formats[table.format]
+
     def _restored(
-        self, table: Table, to: View, view: View, made: list[tuple[Table, Pin]]
+        self,
+        number: str,
+        past: tuple[View, Mapping[str, Table]],
+        present: tuple[View, Mapping[str, Table]],
+        made: list[tuple[Table, Pin]],
     ) -> Change | None:
-        now, then = view.pins.get(table.id), to.pins.get(table.id)
-        if now == then:
+        (to, before), (view, there) = past, present
+        now, then = view.pins.get(number), to.pins.get(number)
+        is_there, was_there = number in there, number in before
+        table = view.manifest.tables.get(number)
+        if table is None:
+            name = ".".join(to.manifest.tables[number].name)
+            raise NotFound(
+                f"table {name} of version {to.version} was reclaimed", ErrorKind.RECLAIMED
+            )
+        if not was_there:
+            return Change(Operation.DROP, number, before=now)
+        if is_there and (now == then or then is None):
             return None
-        if then is None:
-            return Change(Operation.DROP, table.id, before=now)
-        if now is None:
-            current = view.manifest.tables.get(table.id)
-            if current is None:
-                raise NotFound(
-                    f"table {'.'.join(table.name)} of version {to.version} was reclaimed",
-                    ErrorKind.RECLAIMED,
-                )
-            return Change(Operation.UNDROP, table.id, name=table.name, after=then)
-        after = self.formats[table.format].restore(table, now, then)
-        made.append((table, after))
-        return Change(Operation.RESTORE, table.id, now, after)
+        last = now if is_there else self._pin_at_drop(table, view)
+        after = then
+        if then is not None and last is not None and last != then:
+            after = self._known(table).restore(table, last, then)
+            made.append((table, after))
+        if is_there:
+            return Change(Operation.RESTORE, number, now, after)
+        return Change(Operation.UNDROP, number, after=after)
+
+    def _pin_at_drop(self, table: Table, view: View) -> Pin | None:
+        """Return the last version of a table that was dropped."""
+        if table.dropped is None:
+            return None
+        return self._pins(self.log.at(table.dropped - 1), view.branch).get(table.id)
+
+
+def _check_names(names: Sequence[Name]) -> None:
+    """Raise if two tables would have one name."""
+    for name, number in Counter(names).items():
+        if number > 1:
+            raise AlreadyExists(
+                f"there is another table {'.'.join(name)} now; rename or drop it first"
+            )
 
 
 def _refuse(change: Change, manifest: Manifest) -> Change:
@@ -540,6 +604,22 @@ def _refuse(change: Change, manifest: Manifest) -> Change:
         ErrorKind.CONFLICT,
         f"{name} has changed while it was being restored; nothing was committed: do it again",
     )
+
+
+def _engine(database: str) -> sa.Engine:
+    try:
+        return sa.create_engine(database)
+    except (sa.exc.ArgumentError, ImportError, ValueError) as error:
+        raise UsageError(
+            ErrorKind.USAGE,
+            f"--log-database cannot be used ({type(error).__name__}); write it like "
+            "postgresql+psycopg://user@host/name, and install lakewarden[postgres]",
+        ) from error
+
+
+def overlap(one: Location, other: Location) -> bool:
+    """Tell whether one place lies inside the other."""
+    return _inside(one, other) or _inside(other, one)
 
 
 def _inside(inner: Location, outer: Location) -> bool:
