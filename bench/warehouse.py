@@ -35,8 +35,8 @@ from lakewarden.world import SystemChance, SystemClock, fresh_id
 
 PARTS = ("warehouse-commits", "warehouse-opening")
 WRITERS = (1, 4, 16)
-#: Commits of all writers together.
-COMMITS = 64
+#: How long writers of each case write.
+SECONDS = 6.0
 SIZES = (10, 100, 1000, 10_000)
 SCHEMA = pa.schema([("id", pa.int64())])
 ROWS = pa.table({"id": [1]})
@@ -81,8 +81,8 @@ def make(place: Path, kind: str, tables: int) -> None:
             catalog.create_table(f"db.t{table}", SCHEMA)
 
 
-def write(place: Path, kind: str, table: int, commits: int) -> None:
-    """Be a writer: commit when told to, and tell how long each took."""
+def write(place: Path, kind: str, table: int, seconds: float) -> None:
+    """Be a writer: commit when told to for some seconds, and tell how long each took."""
     if kind.endswith("no backoff"):
         from lakewarden.warehouse import backoff  # noqa: PLC0415
 
@@ -93,15 +93,15 @@ def write(place: Path, kind: str, table: int, commits: int) -> None:
     sys.stdin.readline()
     spent, failed = [], 0
     began = time.time()
-    for _ in range(commits):
-        started = time.perf_counter()
-        while True:
-            try:
-                append()
-                break
-            except Exception:  # noqa: BLE001  # whatever it is called, somebody was in the way
-                failed += 1
+    started = time.perf_counter()
+    while time.time() < began + seconds:
+        try:
+            append()
+        except Exception:  # noqa: BLE001  # whatever it is called, somebody was in the way
+            failed += 1
+            continue
         spent.append(time.perf_counter() - started)
+        started = time.perf_counter()
     told = {"began": began, "ended": time.time(), "seconds": spent, "failed": failed}
     print(json.dumps(told), flush=True)
 
@@ -109,11 +109,10 @@ def write(place: Path, kind: str, table: int, commits: int) -> None:
 def commits(kind: str, writers: int, *, shared: bool) -> Found:
     with tempfile.TemporaryDirectory() as place:
         make(Path(place), kind, 1 if shared else writers)
-        each = max(4, COMMITS // writers)
         processes = [
             subprocess.Popen(
                 [sys.executable, __file__, "--write", place, kind, str(0 if shared else number),
-                 str(each)],
+                 str(SECONDS)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )
             for number in range(writers)
@@ -134,8 +133,8 @@ def commits(kind: str, writers: int, *, shared: bool) -> Found:
         "writers": writers,
         "shared": shared,
         "per_second": len(spent) / wall,
-        "median": statistics.median(spent),
-        "worst": spent[-1],
+        "median": statistics.median(spent) if spent else 0.0,
+        "worst": spent[-1] if spent else 0.0,
         "failed": sum(line["failed"] for line in told),
     }
 
@@ -215,4 +214,4 @@ def measure(parts: list[str], keep: Callable[[Found], None]) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--write", place, kind, table, number]:
-            write(Path(place), kind, int(table), int(number))
+            write(Path(place), kind, int(table), float(number))

@@ -268,7 +268,7 @@ def test_a_bad_name_makes_no_table(lake: Warehouse, main: Catalog, root: Path, n
 
 
 def test_one_name_in_two_spellings_is_one_table(main: Catalog) -> None:
-    composed, apart = "db.caf\u00e9", "db.cafe\u0301"
+    composed, apart = "db.na\u00efve", "db.nai\u0308ve"
     main.create_table(apart, IDS).append(id_rows(1))
     main.load_table(apart).append(id_rows(2))
     assert iceberg_ids(main, composed) == [1, 2]
