@@ -46,6 +46,7 @@ def tasks_by_executor(events: Path) -> Counter[str]:
     return counts
 
 
+@pytest.mark.nightly
 def test_a_standalone_cluster_of_two_workers_cleans_a_fleet(tmp_path: Path) -> None:
     lake, events = tmp_path / "lake", tmp_path / "events"
     events.mkdir()

@@ -17,7 +17,6 @@ from typing import Any
 
 import fastavro
 import pytest
-from hypothesis import settings
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.expressions import AlwaysTrue
@@ -1852,6 +1851,7 @@ def _spark_steps(name: str, version: int) -> list[iceberg_spark.Step]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_tables_that_spark_wrote(single: Lab) -> None:
     steps: list[iceberg_spark.Step] = ["CREATE NAMESPACE IF NOT EXISTS db"]
     for name, version in SPARK_TABLES.items():
@@ -1872,8 +1872,6 @@ def test_tables_that_spark_wrote(single: Lab) -> None:
     single.finish(cases, files, plan, receipt)
     for case in cases:
         check(case)
-    if settings.get_current_profile_name() != "nightly":
-        return
     counted = [f"SELECT count(*) AS n FROM db.{name}" for name in SPARK_TABLES]
     counted += [f"{one} VERSION AS OF 'v1'" for one in counted]
     read = iceberg_spark.run(single.root, counted)

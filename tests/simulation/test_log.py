@@ -189,7 +189,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hasty")
 def test_writers_that_slept_through_a_cleanup_lose_nothing() -> None:
     refused = 0
-    for seed in range(SEEDS // 4):
+    for seed in range(SEEDS // 10):
         lake = run(seed, clean=True, faults=0.01)
         refused += len(lake.refused)
     assert refused, "some did sleep"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakewarden.errors import Damaged, ErrorKind
@@ -303,6 +303,11 @@ def changes_of(draw: st.DrawFn, tables: list[str], branches: list[str], fresh: s
     return draw(st.one_of(whole))
 
 
+#: Histories are long to make.
+FEWER = settings(max_examples=max(20, settings().max_examples // 5))
+
+
+@FEWER
 @given(histories(), st.data())
 def test_replay_in_pieces_is_replay_in_one_go(versions: list[Logged], data: st.DataObject) -> None:
     whole = replay(EMPTY, versions)
@@ -310,6 +315,7 @@ def test_replay_in_pieces_is_replay_in_one_go(versions: list[Logged], data: st.D
     assert replay(replay(EMPTY, versions[:cut]), versions[cut:]) == whole
 
 
+@FEWER
 @given(histories(), st.data())
 def test_replay_from_a_stored_checkpoint_is_the_same(
     versions: list[Logged], data: st.DataObject
@@ -320,6 +326,7 @@ def test_replay_from_a_stored_checkpoint_is_the_same(
     assert replay(CHECKPOINTS.decode(stored, "checkpoint"), versions[cut:]) == whole
 
 
+@FEWER
 @given(histories())
 def test_no_version_changes_an_earlier_one(versions: list[Logged]) -> None:
     found = [EMPTY]
