@@ -1851,7 +1851,6 @@ def _spark_steps(name: str, version: int) -> list[iceberg_spark.Step]:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_tables_that_spark_wrote(single: Lab) -> None:
     steps: list[iceberg_spark.Step] = ["CREATE NAMESPACE IF NOT EXISTS db"]
     for name, version in SPARK_TABLES.items():
