@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from lakewarden.errors import ErrorKind, UsageError
@@ -156,6 +156,17 @@ _UNIT_SECONDS = {
 _PART = re.compile(r"(\d+)\s*([a-z]+)\s*")
 #: Longer than anyone means; keeps arithmetic on dates from overflowing.
 _LONGEST_SECONDS = 36500 * 86400
+
+
+def parse_moment(text: str) -> datetime:
+    """Return the moment that text like `2026-11-15T12:00Z` means; without a zone it is UTC."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            ErrorKind.USAGE, f"{text!r} is no time; write it like 2026-11-15T12:00Z"
+        ) from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def parse_duration(text: str) -> timedelta:

@@ -188,6 +188,27 @@ def test_filters_reach_the_format(spark: SparkSession, warehouse: Warehouse) -> 
         assert [row["id"] for row in found] == [3]
 
 
+def test_spark_hands_filters_over(spark: SparkSession, warehouse: Warehouse) -> None:
+    """A file that the filter rules out is not opened: it is not even there."""
+    with transaction(warehouse) as tx:
+        loading.append(tx, ICEBERG, rows(spark, 100, 110).coalesce(1))
+    (place,) = (one.location for one in warehouse.read().tables() if one.name == ICEBERG)
+    newest = max(Path(place).glob("data/*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    newest.unlink()
+    read = spark.read.format("lakewarden").options(warehouse=warehouse.location.uri)
+    assert read.load(ICEBERG[0]).filter("id < 100").count() == 10
+
+
+def test_keys_that_are_null_equal_nothing(spark: SparkSession, warehouse: Warehouse) -> None:
+    nulls = spark.sql("SELECT CAST(NULL AS BIGINT) AS id, 'none' AS name FROM range(2)")
+    for table in BOTH:
+        with transaction(warehouse) as tx:
+            loading.merge(tx, table, nulls, on=["id"])
+        found = frame(spark, scan_of(warehouse, warehouse.read(), table))
+        assert found.filter("id IS NULL").count() == 2
+        assert found.count() == 12
+
+
 def test_what_is_not_there_is_told(spark: SparkSession, warehouse: Warehouse) -> None:
     with pytest.raises(NotFound, match="no table nothing"):
         scan_of(warehouse, warehouse.read(), ("nothing",))

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that is gone when the tests are."""
+"""A warehouse in memory with a clock of its own, and a PostgreSQL server that ends with the tests."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+
+from lakewarden.testing.memory import MemoryStore
+from lakewarden.testing.simulation import World
+from lakewarden.warehouse.warehouse import Warehouse
+from tests.warehouse.lakes import made_in
 
 
 @dataclass
@@ -86,3 +91,19 @@ def _user() -> int | None:
         except KeyError:
             continue
     pytest.skip("PostgreSQL does not run as root, and there is nobody else")
+
+
+@pytest.fixture
+def world() -> World:
+    """A clock that only goes on when it is told to."""
+    return World(0)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def lake(store: MemoryStore, world: World) -> Warehouse:
+    return made_in(store, world)

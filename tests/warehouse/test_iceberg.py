@@ -32,7 +32,7 @@ from lakewarden.testing import iceberg as kit
 from lakewarden.warehouse.iceberg import WarehouseCatalog
 from lakewarden.warehouse.manifest import Operation
 from lakewarden.warehouse.warehouse import Warehouse
-from tests.warehouse.kit_fixtures import (
+from tests.warehouse.lakes import (
     IDS,
     IMPL,
     VERSIONS,

@@ -34,7 +34,7 @@ from lakewarden.model import Format
 from lakewarden.warehouse.lance import Immediate, Namespace, Waiting, tables_of
 from lakewarden.warehouse.manifest import Operation
 from lakewarden.warehouse.warehouse import Warehouse
-from tests.warehouse.kit_fixtures import (
+from tests.warehouse.lakes import (
     IDS,
     VERSIONS,
     Hasty,
@@ -587,7 +587,7 @@ def test_a_commit_by_path_is_not_seen_and_the_next_one_through_us_is_refused(
     location = lake.read().table(T).location
     lance.write_dataset(pa.table({"id": [66]}), location, mode="append")
     assert dataset(namespace).to_table()["id"].to_pylist() == [1]
-    with pytest.raises(Refused, match="lakewarden repair") as raised, namespace.told():
+    with pytest.raises(Refused, match="past the warehouse") as raised, namespace.told():
         write(namespace, mode, 2)
     assert raised.value.kind is ErrorKind.DRIFT
     assert lake.refresh().version == before

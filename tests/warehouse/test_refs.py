@@ -14,40 +14,21 @@ from lakewarden.errors import (
     UsageError,
 )
 from lakewarden.testing.memory import MemoryStore
-from lakewarden.testing.simulation import World
 from lakewarden.warehouse.manifest import MAIN
 from lakewarden.warehouse.warehouse import Warehouse
-from tests.warehouse.kit_fixtures import (
+from tests.warehouse.lakes import (
     MEMORY,
     VERSIONS,
     T,
     Tampered,
     declared,
     keys,
-    made_in,
     moved,
     names_of,
     opened,
     pinned,
     prepared,
 )
-
-
-@pytest.fixture
-def world() -> World:
-    """A clock that only goes on when it is told to."""
-    return World(0)
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
-def lake(store: MemoryStore, world: World) -> Warehouse:
-    return made_in(store, world)
-
 
 # -- tags ------------------------------------------------------------------------------------------
 

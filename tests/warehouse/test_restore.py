@@ -19,7 +19,7 @@ from lakewarden.storage.opening import Opener
 from lakewarden.warehouse.lance import Namespace
 from lakewarden.warehouse.manifest import Operation
 from lakewarden.warehouse.warehouse import Warehouse
-from tests.warehouse.kit_fixtures import (
+from tests.warehouse.lakes import (
     IDS,
     VERSIONS,
     Failure,

@@ -19,11 +19,12 @@ from lakewarden.errors import Conflict, ErrorKind, LakewardenError, NotFound, Re
 from lakewarden.model import WAREHOUSE_MARK
 from lakewarden.storage.opening import Opener
 from lakewarden.testing import iceberg as kit
+from lakewarden.warehouse.handlers import StoreHandler
 from lakewarden.warehouse.lance import Namespace
 from lakewarden.warehouse.manifest import Operation
 from lakewarden.warehouse.transaction import Changes, run, transaction
 from lakewarden.warehouse.warehouse import Warehouse
-from tests.warehouse.kit_fixtures import (
+from tests.warehouse.lakes import (
     IDS,
     VERSIONS,
     Failure,
@@ -984,3 +985,43 @@ def test_drift_is_told_with_its_reason(root: Path, lake: Warehouse) -> None:
         work()
     assert raised.value.kind is ErrorKind.DRIFT
     assert iceberg_ids(catalog(root)) == [10]
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_an_interrupt_takes_nothing_away_that_may_be_committed(
+    lake: Warehouse, root: Path, monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    """Somebody presses Ctrl-C while the version is being claimed."""
+    claim = StoreHandler.claim
+
+    def interrupted(self: StoreHandler, version: int, data: bytes) -> None:
+        if landed:
+            claim(self, version, data)
+        raise KeyboardInterrupt
+
+    def load() -> None:
+        with transaction(lake) as tx:
+            write(tx.lance, "append", 2)
+            tx.iceberg.load_table("db.facts").append(id_rows(20))
+            monkeypatch.setattr(StoreHandler, "claim", interrupted)
+
+    before = seen(root)
+    with pytest.raises(KeyboardInterrupt):
+        load()
+    monkeypatch.undo()
+    after = ([*before[0], 2], [*before[1], 20]) if landed else before
+    assert seen(root) == after
+
+
+def test_work_that_fails_after_its_commit_takes_nothing_away(lake: Warehouse, root: Path) -> None:
+    def load() -> None:
+        with transaction(lake) as tx:
+            write(tx.lance, "append", 2)
+            tx.iceberg.load_table("db.facts").append(id_rows(20))
+            tx.commit()
+            raise ValueError("too late")
+
+    before = seen(root)
+    with pytest.raises(ValueError, match="too late"):
+        load()
+    assert seen(root) == ([*before[0], 2], [*before[1], 20])

@@ -24,7 +24,7 @@ from lakewarden.testing.simulation import World
 from lakewarden.warehouse.commit import stands
 from lakewarden.warehouse.manifest import Change, Operation, Transaction
 from lakewarden.warehouse.warehouse import Warehouse
-from tests.warehouse.kit_fixtures import (
+from tests.warehouse.lakes import (
     MEMORY,
     VERSIONS,
     Failure,
@@ -43,23 +43,6 @@ from tests.warehouse.kit_fixtures import (
     opened,
     pinned,
 )
-
-
-@pytest.fixture
-def world() -> World:
-    """A clock that only goes on when it is told to."""
-    return World(0)
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
-def lake(store: MemoryStore, world: World) -> Warehouse:
-    return made_in(store, world)
-
 
 # -- making and opening ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import typer
 from lakewarden.cli import output
 from lakewarden.cli.options import JsonOpt, StorageOpt, opening, pairs
 from lakewarden.errors import ErrorKind, UsageError
-from lakewarden.model import MAIN
+from lakewarden.model import MAIN, parse_moment
 
 if TYPE_CHECKING:
     from lakewarden.warehouse.manifest import Logged
@@ -372,7 +372,7 @@ def _read(
     return found.read(
         version=version,
         tag=tag,
-        at=None if at is None else _parsed(at),
+        at=None if at is None else parse_moment(at),
         branch=None if tag is not None and branch == MAIN else branch,
     )
 
@@ -380,16 +380,6 @@ def _read(
 def _check_name(name: str | None, *, delete: bool, version: int | None) -> None:
     if name is None and (delete or version is not None):
         raise UsageError(ErrorKind.USAGE, "say which: a name is missing")
-
-
-def _parsed(text: str) -> datetime:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(
-            ErrorKind.USAGE, f"{text!r} is no time; write it like 2026-11-15T12:00Z"
-        ) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _moment(micros: int) -> str:

@@ -133,7 +133,7 @@ def _check_keys(rows: DataFrame, on: Sequence[str]) -> None:
     if not on or missing:
         what = f"the frame has no column {missing[0]}" if missing else "no key was given"
         raise UsageError(ErrorKind.USAGE, f"cannot merge: {what}; name columns of both sides")
-    twice = rows.groupBy(*on).count().filter("count > 1").limit(1).collect()
+    twice = rows.dropna(subset=list(on)).groupBy(*on).count().filter("count > 1").limit(1).collect()
     if twice:
         key = ", ".join(f"{name}={twice[0][name]!r}" for name in on)
         raise UsageError(

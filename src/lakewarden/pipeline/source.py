@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from lakewarden.errors import ErrorKind, UsageError
+from lakewarden.model import parse_moment
 from lakewarden.pipeline import loading
 from lakewarden.pipeline.scanning import IcebergScan, LanceScan, Scan, scan_of, spark_schema
 from lakewarden.storage.opening import Opener
@@ -85,17 +85,18 @@ class _Options:
         warehouse = self.open()
         version, at = self.get("version"), self.get("at")
         view = warehouse.read(
-            version=None if version is None else int(version),
+            version=None if version is None else _number(version),
             tag=self.get("tag"),
-            at=None if at is None else _moment(at),
+            at=None if at is None else parse_moment(at),
             branch=self.get("branch"),
         )
         return scan_of(warehouse, view, self.table(), None if columns is None else list(columns))
 
 
-def _moment(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(ErrorKind.USAGE, f"{text!r} is no version of a warehouse; give a number")
+    return int(text)
 
 
 class WarehouseSource(DataSource):

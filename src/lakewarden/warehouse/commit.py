@@ -10,7 +10,7 @@ and its checkpoint are the whole warehouse at that version, however long its his
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -381,8 +381,3 @@ def _micros(clock: Clock) -> int:
 def stands(change: Change, _: Manifest) -> Change:
     """Leave a change as it is; for those that move no pin."""
     return change
-
-
-def summary(versions: Sequence[Logged]) -> str:
-    """Return versions as one line each, newest last."""
-    return "\n".join(f"{one.version} {one.transaction}" for one in versions)

@@ -128,8 +128,8 @@ class LanceTables:
             if store.get(f"{root}/{public}") != data:
                 raise Refused(
                     ErrorKind.DRIFT,
-                    f"somebody has written version {public} of {'.'.join(table.name)} past the "
-                    "warehouse; look at it with: lakewarden repair",
+                    f"somebody has written {public} of {'.'.join(table.name)} past the warehouse; what "
+                    f"the warehouse committed under that number is in {path}: put that in its place",
                 ) from None
         store.delete([f"{root}/{path}"])
 
@@ -500,7 +500,8 @@ class Namespace(api.LanceNamespace):
             raise Refused(
                 ErrorKind.DRIFT,
                 f"a client asks for version {version} of {'.'.join(name)}, and the warehouse knows "
-                f"it up to {after - 1}; somebody has written past the warehouse: lakewarden repair",
+                f"it up to {after - 1}; somebody has written past the warehouse: move the manifests "
+                f"from {after} on out of {table.location}/_versions, and write their rows again",
             )
         raise Conflict(
             ErrorKind.CONFLICT, f"version {version} of {'.'.join(name)} is taken by somebody else"

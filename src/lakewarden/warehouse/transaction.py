@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from lakewarden.errors import Conflict, ErrorKind, StorageError
+from lakewarden.errors import Conflict, ErrorKind, LakewardenError, StorageError
 from lakewarden.model import Format
 from lakewarden.warehouse import iceberg, lance
 from lakewarden.warehouse.backoff import SlotBackoff
@@ -42,6 +42,7 @@ class Changes:
     version: int | None = None
 
     def __post_init__(self) -> None:
+        self._submitted = False
         # Both formats know of each other's new tables: names and places are taken once.
         made: dict[str, Table] = {}
         self._lance = lance.Waiting(lance.tables_of(self.warehouse), self.view, made=made)
@@ -77,6 +78,7 @@ class Changes:
         changes = [*self._of_lance(), *self._iceberg.changes.values()]
         if not changes:
             return
+        self._submitted = True
         made = Transaction(
             self.warehouse.log.new_id(),
             self.base.version,
@@ -89,8 +91,9 @@ class Changes:
         )
         try:
             head = self.warehouse.submit(self.base, made, self._rebase)
-        except BaseException as error:
-            if getattr(error, "kind", None) is not ErrorKind.COMMIT_UNKNOWN:
+        except LakewardenError as error:
+            # Only these say what became of it: after an interrupt it may be committed all the same.
+            if error.kind is not ErrorKind.COMMIT_UNKNOWN:
                 self.discard()
             raise
         self.version = head.manifest.requests.get(self.request or "", head.version)
@@ -115,6 +118,11 @@ class Changes:
             if number not in self._lance.made:
                 does = lance.meaning(self._lance.does[number][-1])
                 yield Change(does, number, self._lance.base.pins.get(number), pin)
+
+    def abort(self) -> None:
+        """Give up what has not been submitted."""
+        if not self._submitted:
+            self.discard()
 
     def discard(self) -> None:
         """Take away what was written and is certain not to have been committed."""
@@ -162,7 +170,8 @@ def transaction(
         with changes.lance.told():
             yield changes
     except BaseException:
-        changes.discard()
+        # Whatever ends the work, an interrupt too, ends it before the commit.
+        changes.abort()
         raise
     changes.commit()
 

@@ -10,6 +10,7 @@ A `View` never changes: all tables that are read through it are those of one ver
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Protocol, Self
+from typing import Protocol, Self, TypedDict, Unpack
 
 import sqlalchemy as sa
 
@@ -26,6 +27,7 @@ from lakewarden.errors import (
     Conflict,
     Damaged,
     ErrorKind,
+    LakewardenError,
     NotFound,
     Refused,
     StorageError,
@@ -37,7 +39,7 @@ from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
 from lakewarden.storage.store import Store
 from lakewarden.warehouse import names
-from lakewarden.warehouse.commit import Head, Limits, Log, Rebase, stands
+from lakewarden.warehouse.commit import Head, Log, Rebase, stands
 from lakewarden.warehouse.handlers import CommitHandler, SqlHandler, StoreHandler
 from lakewarden.warehouse.manifest import (
     MAIN,
@@ -116,6 +118,17 @@ class View:
         return found
 
 
+class Access(TypedDict, total=False):
+    """How a warehouse is reached, and who asks."""
+
+    opener: Callable[[Location], Store] | None
+    #: Where the log is kept, if not in the store.
+    database: str | None
+    actor: str | None
+    clock: Clock | None
+    chance: Chance | None
+
+
 @dataclass
 class Warehouse:
     """The tables under one root, and the log of all their changes."""
@@ -131,18 +144,9 @@ class Warehouse:
     # -- making and opening ----------------------------------------------------------------------
 
     @classmethod
-    def init(
-        cls,
-        uri: str,
-        *,
-        opener: Callable[[Location], Store] | None = None,
-        database: str | None = None,
-        actor: str | None = None,
-        clock: Clock | None = None,
-        chance: Chance | None = None,
-    ) -> Self:
+    def init(cls, uri: str, **access: Unpack[Access]) -> Self:
         """Make an empty warehouse."""
-        found = cls._at(uri, opener, database, actor, clock, chance)
+        found, database = cls._at(uri, access), access.get("database")
         store, prefix = found.log.store, found.log.prefix
         if not database and not creates_if_absent(store, f"{prefix}/_try-{fresh_id()}"):
             raise Refused(
@@ -157,7 +161,7 @@ class Warehouse:
         head = found.log.head()
         if not head.version:
             begin = Change(Operation.SETTINGS, properties={"lakewarden.id": fresh_id()})
-            transaction = Transaction(fresh_id(), 0, (begin,), actor=actor, message="init")
+            transaction = Transaction(fresh_id(), 0, (begin,), actor=found.actor, message="init")
             try:
                 head = found.log.commit(head, transaction, stands)
             except Conflict as error:
@@ -174,34 +178,17 @@ class Warehouse:
         return found
 
     @classmethod
-    def open(
-        cls,
-        uri: str,
-        *,
-        opener: Callable[[Location], Store] | None = None,
-        database: str | None = None,
-        actor: str | None = None,
-        clock: Clock | None = None,
-        chance: Chance | None = None,
-    ) -> Self:
+    def open(cls, uri: str, **access: Unpack[Access]) -> Self:
         """Open a warehouse."""
-        found = cls._at(uri, opener, database, actor, clock, chance)
-        _check_handler(found.location, found.log, database)
+        found = cls._at(uri, access)
+        _check_handler(found.location, found.log, access.get("database"))
         found.refresh()
         return found
 
     @classmethod
-    def _at(
-        cls,
-        uri: str,
-        opener: Callable[[Location], Store] | None,
-        database: str | None,
-        actor: str | None,
-        clock: Clock | None,
-        chance: Chance | None,
-    ) -> Self:
-        location = Location.parse(uri)
-        opening = opener or Opener()
+    def _at(cls, uri: str, access: Access) -> Self:
+        location, database = Location.parse(uri), access.get("database")
+        opening = access.get("opener") or Opener()
         store = opening(location)
         prefix = location.child(MANIFEST).key
         handler: CommitHandler = (
@@ -209,10 +196,10 @@ class Warehouse:
             if database
             else StoreHandler(store, f"{prefix}/_versions")
         )
-        log = Log(
-            handler, store, prefix, clock or SystemClock(), chance or SystemChance(), Limits()
+        clock, chance = access.get("clock") or SystemClock(), access.get("chance") or SystemChance()
+        return cls(
+            location, Log(handler, store, prefix, clock, chance), opening, access.get("actor")
         )
-        return cls(location, log, opening, actor)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -533,8 +520,9 @@ class Warehouse:
             done = self.commit(
                 changes, base=head, branch=to.branch, message=message, rebase=_refuse
             )
-        except BaseException as error:
-            if getattr(error, "kind", None) is not ErrorKind.COMMIT_UNKNOWN:
+        except LakewardenError as error:
+            # Only these say what became of it: after an interrupt it may be committed all the same.
+            if error.kind is not ErrorKind.COMMIT_UNKNOWN:
                 for table, pin in made:
                     self._known(table).discard(table, pin)
             raise
@@ -608,12 +596,13 @@ def _refuse(change: Change, manifest: Manifest) -> Change:
 
 def _engine(database: str) -> sa.Engine:
     try:
-        return sa.create_engine(database)
+        # The driver that comes with lakewarden[postgres].
+        return sa.create_engine(re.sub("^postgres(ql)?://", "postgresql+psycopg://", database))
     except (sa.exc.ArgumentError, ImportError, ValueError) as error:
         raise UsageError(
             ErrorKind.USAGE,
             f"--log-database cannot be used ({type(error).__name__}); write it like "
-            "postgresql+psycopg://user@host/name, and install lakewarden[postgres]",
+            "postgresql://user@host/name, and install lakewarden[postgres]",
         ) from error
 
 
