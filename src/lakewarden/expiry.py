@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from itertools import islice
@@ -145,6 +145,20 @@ class ExpiryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What a warehouse needs of one of its tables."""
+
+    #: The table's place: its metadata may be gone before the last of its files.
+    location: str
+    #: Metadata files that stay, with the snapshots that are read through each (None: not known).
+    files: Mapping[str, Sequence[int] | None] = field(default_factory=dict)
+    #: Metadata files of which everything stays that they list: those that are written on.
+    whole: Sequence[str] = ()
+    #: Nobody needs anything of it any more.
+    purged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """What applies to one table: its properties, overridden by the policy."""
 
@@ -156,6 +170,8 @@ class Rules:
     snapshots: frozenset[int] | None = None
     given_age: bool = False
     given_keep: bool = False
+    #: These stay whatever else is said: somebody outside the table needs them.
+    held: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +284,8 @@ def decide(history: SnapshotHistory, rules: Rules | None, now_ms: int) -> Expiry
         found = _by_id(table, rules.snapshots, rules, now_ms)
     else:
         found = _by_rules(table, rules, now_ms)
+    for snapshot_id in rules.held & table.by_id.keys():
+        found.keep(snapshot_id, "a version of the warehouse")
     return found.expiry(rules.min_snapshots_to_expire)
 
 

@@ -129,6 +129,29 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class Pins:
+    """What a warehouse needs of one of its tables; of branches, those that the table itself has."""
+
+    #: The version that is current on each branch.
+    heads: Mapping[str, int] = field(default_factory=dict)
+    #: On each branch this version and all after it stay; 0 for all.
+    floors: Mapping[str, int] = field(default_factory=dict)
+    #: Older ones that tags and branches of the warehouse hold.
+    held: frozenset[tuple[str, int]] = frozenset()
+    #: How branches are called that the warehouse has made; those that are not current are going.
+    forks: str = ""
+    #: Nobody needs anything of it any more.
+    purged: bool = False
+
+    def lets_go(self, branch: str) -> bool:
+        """Tell whether a branch was the warehouse's, and nothing of it is needed any more."""
+        if self.purged:
+            return True
+        needed = branch in self.heads or any(name == branch for name, _ in self.held)
+        return bool(self.forks) and branch.startswith(self.forks) and not needed
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """Whether a version stays, and every reason it does."""
 
@@ -140,35 +163,94 @@ class Decision:
         return bool(self.reasons)
 
 
-def decide(history: History, policy: Policy | None, now: datetime) -> list[Decision]:
+def decide(
+    history: History, policy: Policy | None, now: datetime, pins: Pins | None = None
+) -> list[Decision]:
     """Decide every version of a table.  Without a policy everything stays.
+
+    `pins` are those of a warehouse that the table belongs to: its log says what is current and what
+    is needed, on every branch.
 
     Raises Damaged when a ref names a version that is not there (what it needs cannot be known,
     so nothing may go) and Refused when a tagged version would go and the policy says to stop.
     """
+    decisions: list[Decision] = []
+    if pins is not None and policy is not None:
+        gone = [version for version in history.versions if pins.lets_go(version.branch)]
+        decisions += (Decision(version, ()) for version in gone)
+        if pins.purged:
+            return decisions
+        history = _without(history, pins)
+        _check_heads(history, pins)
     _check_refs(history, policy)
     by_branch: dict[str, list[Version]] = {}
     for version in history.versions:
         by_branch.setdefault(version.branch, []).append(version)
-    policies = _policies(history, policy, by_branch, now)
-    decisions: list[Decision] = []
+    if pins is not None and policy is not None:
+        policies = _pinned_policies(policy, pins)
+    else:
+        policies = _policies(history, policy, by_branch, now)
     held: set[tuple[str, int]] = set()
     # Leaf branches first: a parent's fork version is held only while the child still keeps the
     # version it started with.
     for name in _leaves_first(by_branch, history.branches):
         branch_decisions = _decide_branch(
-            by_branch[name], policies.get(name), _protection(name, history, held), now
+            by_branch[name], policies.get(name), _protection(name, history, held, pins), now
         )
         decisions.extend(branch_decisions)
         held.update((name, one.version.number) for one in branch_decisions if one.keep)
     return decisions
 
 
+def _without(history: History, pins: Pins) -> History:
+    """Return a history without branches that the warehouse has let go."""
+    return replace(
+        history,
+        versions=[one for one in history.versions if not pins.lets_go(one.branch)],
+        tags=[one for one in history.tags if not pins.lets_go(one.branch)],
+        branches=[one for one in history.branches if not pins.lets_go(one.name)],
+    )
+
+
+def _check_heads(history: History, pins: Pins) -> None:
+    """Refuse a table whose newest version is not the one that the warehouse knows."""
+    newest: dict[str, int] = {}
+    for one in history.versions:
+        if not one.detached and not one.staged:
+            newest[one.branch] = max(one.number, newest.get(one.branch, 0))
+    for branch, head in pins.heads.items():
+        found, where = newest.get(branch, 0), "" if branch == MAIN else f" on branch {branch}"
+        if found > head:
+            raise Refused(
+                ErrorKind.DRIFT,
+                f"version {found}{where} was written past the warehouse, which knows the table up to "
+                f"{head}; what it needs is not known to the log, so nothing goes: move the manifests "
+                f"from {head + 1} on away, and write their rows again",
+            )
+        if found < head:
+            raise Refused(
+                ErrorKind.DRIFT,
+                f"version {head}{where} is committed and not public yet; nothing goes: read the table "
+                "once, or run with --confirm, which publishes it",
+            )
+
+
+def _pinned_policies(policy: Policy, pins: Pins) -> dict[str, Policy]:
+    return {
+        branch: replace(policy, branch=branch, before_version=floor, on_tagged=OnTagged.KEEP)
+        for branch, floor in pins.floors.items()
+        if floor
+    }
+
+
 def _protection(
-    branch: str, history: History, held: set[tuple[str, int]]
+    branch: str, history: History, held: set[tuple[str, int]], pins: Pins | None = None
 ) -> Mapping[int, list[str]]:
     """Return reasons by version: tags on it, and branches that start from it."""
     reasons: dict[int, list[str]] = {}
+    for name, number in pins.held if pins is not None else ():
+        if name == branch:
+            reasons.setdefault(number, []).append("a tag or branch of the warehouse")
     for tag in history.tags:
         if tag.branch == branch:
             reasons.setdefault(tag.version, []).append(f"tag {tag.name}")

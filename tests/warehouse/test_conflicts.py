@@ -55,7 +55,7 @@ def rule(ours: Change, theirs: Change, our_branch: str = MAIN, their_branch: str
 
 def test_there_is_a_rule_for_every_pair_and_no_other() -> None:
     assert set(RULES) == {(ours, theirs) for ours in TABLE for theirs in TABLE}
-    assert len(RULES) == 14 * 14
+    assert len(RULES) == 15 * 15
 
 
 @pytest.mark.parametrize(

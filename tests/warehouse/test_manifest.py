@@ -16,6 +16,7 @@ from lakewarden.warehouse.manifest import (
     CONTENT,
     EMPTY,
     MAIN,
+    STAMP,
     Branch,
     Change,
     Logged,
@@ -81,7 +82,7 @@ def test_a_pin_keeps_all_that_is_said_of_it() -> None:
 def test_a_dropped_table_keeps_its_place_but_not_its_pin() -> None:
     found = after(MADE, (Change(Operation.DROP, "a", before=pin(1)),))
     assert found.pins() == {}
-    assert found.tables == {"a": table("a", dropped=2, dropped_us=2_000_000)}
+    assert found.tables == {"a": table("a", dropped=2, dropped_us=2_000_000, last=pin(1))}
 
 
 def test_undrop_brings_back_pin_and_name() -> None:
@@ -337,7 +338,7 @@ def test_no_version_changes_an_earlier_one(versions: list[Logged]) -> None:
         apply(found[version.version - 1], version)
         apply(found[version.version - 1], replace(version, transaction=transaction(*MADE)))
     assert [CHECKPOINTS.encode(one) for one in found] == seen
-    assert Manifest(1) == EMPTY
+    assert Manifest(STAMP) == EMPTY
 
 
 def test_later_versions_share_no_dictionary_that_changes() -> None:

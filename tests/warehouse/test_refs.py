@@ -217,7 +217,9 @@ def test_a_branch_that_is_made_again_begins_anew(lake: Warehouse) -> None:
     moved(lake, table, 2)
     lake.create_branch("side")
     assert pinned(lake, branch="side") == 2
-    assert pinned(lake, version=then, branch="side") == 50
+    with pytest.raises(NotFound) as raised:
+        pinned(lake, version=then, branch="side")
+    assert raised.value.kind is ErrorKind.RECLAIMED
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "deleted and made again"])

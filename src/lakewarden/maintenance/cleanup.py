@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from lakewarden.errors import Damaged, ErrorKind, LakewardenError, Refused, UsageError
 from lakewarden.expiry import ExpiryPolicy
+from lakewarden.formats.iceberg.target import CatalogTarget
 from lakewarden.maintenance.fleet import Targets
 from lakewarden.maintenance.iceberg import survey_iceberg
 from lakewarden.maintenance.plan import Plan, TablePlan
@@ -38,6 +39,7 @@ from lakewarden.model import (
     STATS_FIELD,
     FileKind,
     FileReason,
+    Format,
     PrefixMismatch,
     RemovalStats,
     Verdict,
@@ -184,6 +186,11 @@ def plan(targets: Targets, request: Cleanup, reading: Reading, *, now: datetime)
         requests=costs.requests,
         seconds=costs.seconds,
         expiry=request.expiry,
+        held={
+            table.table_id: (targets.iceberg.held or {})[CatalogTarget.parse(table.table_key)]
+            for table in tables
+            if targets.iceberg.held and table.format is Format.ICEBERG
+        },
     )
 
 

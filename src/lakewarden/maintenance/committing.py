@@ -180,7 +180,13 @@ def _compare(
         return
     tables = {table.table_id: table for table in plan.tables}
     sources = [
-        Source(n, head.metadata_location, tables[n].goes_ahead, again=True)
+        Source(
+            n,
+            head.metadata_location,
+            tables[n].goes_ahead,
+            again=True,
+            held=plan.held.get(n),
+        )
         for n, head in moved.items()
     ]
     # By the same rules and at the same moment: what differs is what has changed.

@@ -13,11 +13,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.errors import ErrorKind, LakewardenError, Refused, UsageError
+from lakewarden.expiry import Held
 from lakewarden.formats.iceberg.paths import Equality
 from lakewarden.formats.iceberg.target import SCHEME, CatalogTarget
 from lakewarden.model import Guard, PrefixMismatch
 from lakewarden.pipeline.frames import ReadStores, concurrently
 from lakewarden.pipeline.listing import Unit
+from lakewarden.retention import Pins
 from lakewarden.storage.location import Location
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class IcebergTargets:
     inventory: str | None = None
     #: Only files below this place count as orphans.
     below: str | None = None
+    #: Of tables that belong to the warehouse which is cleaned: what its log says is needed.
+    held: Mapping[CatalogTarget, Held] | None = None
 
     def storage_options(self, lake: Lake | None) -> dict[str, str]:
         """Return what the catalogs say about reaching their tables' files."""
@@ -74,6 +78,8 @@ class Targets:
     #: Patterns of table locations to leave alone; still read for what they need.
     exclude: tuple[str, ...] = ()
     iceberg: IcebergTargets = field(default_factory=IcebergTargets)
+    #: Of tables that belong to the warehouse which is cleaned: what its log says is needed.
+    pins: Mapping[Location, Pins] | None = None
 
     def changes(self, table: Location) -> bool:
         """Tell whether the operation may change this table."""

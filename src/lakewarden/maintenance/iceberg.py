@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused, UsageError
+from lakewarden.expiry import Held
 from lakewarden.formats.iceberg.paths import place
 from lakewarden.formats.iceberg.target import CatalogTarget
 from lakewarden.maintenance import fleet
@@ -47,7 +48,14 @@ from lakewarden.pipeline.frames import (
     settle,
 )
 from lakewarden.pipeline.listing import State, Unit, states_in
-from lakewarden.pipeline.snapshots import FIRST, SNAPSHOT, Rule, Source, Summary, summary_of
+from lakewarden.pipeline.snapshots import (
+    FIRST,
+    SNAPSHOT,
+    Rule,
+    Source,
+    Summary,
+    summary_of,
+)
 from lakewarden.storage.location import Location
 
 if TYPE_CHECKING:
@@ -85,15 +93,17 @@ def survey_iceberg(
     """Read the tables.  Trouble with one is that table's: it is recorded, and nothing of it goes."""
     with costs.stage(reading, "find tables"):
         found, others = _locate(targets, reading.lake or fleet.open_lake(), first_id)
+        held = {one.table_id: (targets.held or {}).get(one.table) for one in found}
         reading = with_credentials(
             reading, [one.pointer for one in (*found, *others) if one.pointer]
         )
     with costs.stage(reading, "read metadata", f"tables: {len(found) + len(others):,}"):
-        facts, known = _read_metadata(found, others, rule, reading, costs)
-        orphans = rule.policy is None
+        facts, known = _read_metadata(found, others, rule, reading, costs, held)
+        # The log of a warehouse says what stays, so whatever else is found there may go.
+        orphans = rule.policy is None or targets.held is not None
         _check_all_seen(known[len(found) :], orphans=orphans)
-        held = _overlaps(known, orphans=orphans)
-        found = [one.but(held.get(one.table_id)) for one in known[: len(found)]]
+        overlapping = _overlaps(known, orphans=orphans)
+        found = [one.but(overlapping.get(one.table_id)) for one in known[: len(found)]]
         roots = _roots(found)
         if orphans and targets.guard is Guard.CATALOG:
             roots += _places_beside(found, known[len(found) :])
@@ -149,9 +159,16 @@ def _read_metadata(
     rule: Rule,
     reading: Reading,
     costs: Costs,
+    held: Mapping[int, Held | None],
 ) -> tuple[DataFrame, list[_Found]]:
     sources = [
-        Source(one.table_id, one.pointer.metadata_location, one.changes, only_place=only_place)
+        Source(
+            one.table_id,
+            one.pointer.metadata_location,
+            one.changes,
+            only_place=only_place,
+            held=held.get(one.table_id),
+        )
         for tables, only_place in ((found, False), (others, True))
         for one in tables
         if one.pointer is not None
@@ -396,7 +413,7 @@ class _Work:
         changing = [one for one in found if one.error is None and one.summary and one.changes]
         with self.costs.stage(self.reading, "list"):
             objects, states, failed = self._listed(changing)
-        number = sum(one.summary.kept for one in found if one.summary)
+        number = sum(one.summary.kept + one.summary.going for one in found if one.summary)
         mine = facts.filter(F.col("table_id").isin(readable))
         with self.costs.stage(self.reading, "read manifest lists"):
             named, notes = self._lists(mine.withColumn("open", F.col("what") == SNAPSHOT), number)
@@ -506,7 +523,7 @@ class _Work:
             if covering:
                 errors[root.table_id] = covering[0]
             state = states.get(root.root_id, State())
-            if state.kept:
+            if state.kept and self.targets.held is None:
                 errors.setdefault(root.table_id, in_warehouse(root.location))
             nested = state.nested
             if nested:

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from lakewarden.errors import ErrorKind, NotFound, UsageError
-from lakewarden.expiry import ExpiryPolicy
+from lakewarden.expiry import ExpiryPolicy, Held
 from lakewarden.model import Format, RemovalStats, Verdict
 from lakewarden.pipeline.frames import ReadStores, Root, Stores, from_micros
 from lakewarden.pipeline.listing import Unit
@@ -68,7 +68,9 @@ class TablePlan:
     def commits(self) -> bool:
         """Whether execution changes the table's metadata before it deletes files."""
         going = self.removal.old_versions_removed > 0 or bool(self.expired_refs)
-        return self.format is Format.ICEBERG and self.stands and going
+        # A table that is being purged is in no catalog any more.
+        known = self.metadata_location is not None
+        return self.format is Format.ICEBERG and self.stands and going and known
 
     @property
     def stands(self) -> bool:
@@ -103,6 +105,8 @@ class Plan:
     seconds: Mapping[str, float]
     #: The rules for snapshots of Iceberg tables; None if they all stay.
     expiry: ExpiryPolicy | None = None
+    #: What a warehouse needs of its Iceberg tables, by `table_id`.
+    held: Mapping[int, Held] = field(default_factory=dict)
 
     @property
     def deletions(self) -> DataFrame:

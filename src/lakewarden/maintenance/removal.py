@@ -105,8 +105,8 @@ class Receipt:
         """Return this receipt with what making its plan cost."""
         return replace(
             self,
-            requests=_added(plan.requests, self.requests),
-            seconds=_added(plan.seconds, self.seconds),
+            requests=added(plan.requests, self.requests),
+            seconds=added(plan.seconds, self.seconds),
         )
 
     def followed_by(self, later: Receipt) -> Receipt:
@@ -126,8 +126,8 @@ class Receipt:
         return Receipt(
             self.operation,
             [*tables, *(table for table in self.tables if table.table_key not in known)],
-            _added(self.requests, later.requests),
-            _added(self.seconds, later.seconds),
+            added(self.requests, later.requests),
+            added(self.seconds, later.seconds),
             (*self.warnings, *later.warnings),
         )
 
@@ -135,7 +135,8 @@ class Receipt:
 Number = TypeVar("Number", int, float)
 
 
-def _added(one: Mapping[str, Number], other: Mapping[str, Number]) -> dict[str, Number]:
+def added(one: Mapping[str, Number], other: Mapping[str, Number]) -> dict[str, Number]:
+    """Add up what was counted or measured under each name."""
     return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 

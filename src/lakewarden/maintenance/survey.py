@@ -166,7 +166,7 @@ def survey(scope: Scope, reading: Reading, costs: Costs) -> Survey:
     roots = [state.root for state in states]
     with costs.stage(reading, "decide", f"tables: {len(roots):,}"):
         refs = any(state.seen.refs_mark for state in states)
-        scope = replace(scope, retention=_for_fleet(scope.retention, states))
+        scope = replace(scope, retention=_for_fleet(scope, states))
         decided, noted = settle(_decided(objects, roots, scope, reading, refs=refs))
         costs.add_noted(noted, "branch", "version")
         states = _with_errors(states, errors_in(noted, "root_id", "reasons"))
@@ -226,7 +226,7 @@ def list_tables(
     for root in roots:
         changes = targets.changes(root.location)
         state = TableState(root.table_id, root, changes, seen.get(root.root_id, State()))
-        state = replace(state, error=_not_a_table(state, nested.get(root.location)))
+        state = replace(state, error=_not_a_table(state, nested.get(root.location), targets))
         state = _inside_another(state, above)
         if state.error is not None and root.location in targets.protected:
             raise Refused(
@@ -288,8 +288,14 @@ def in_warehouse(place: Location) -> Refused:
     )
 
 
-def _not_a_table(state: TableState, nested: Location | None) -> LakewardenError | None:
+def _not_a_table(
+    state: TableState, nested: Location | None, targets: Targets
+) -> LakewardenError | None:
     place = state.root.location
+    pins = (targets.pins or {}).get(place)
+    if pins is not None and pins.purged:
+        # Whatever is there goes, a version or not.
+        return None
     if not state.seen.objects:
         advice = "check the path" if place.is_local else "check the path and the credentials"
         return NotFound(f"{place.uri} does not exist or is empty; {advice}")
@@ -298,7 +304,7 @@ def _not_a_table(state: TableState, nested: Location | None) -> LakewardenError 
             ErrorKind.NOT_A_TABLE,
             f"{place.uri} is no table but holds some; add --recursive to take every table below",
         )
-    if state.seen.kept:
+    if state.seen.kept and pins is None:
         return in_warehouse(place)
     if state.seen.nested:
         nested = replace(place, path=state.root.key(state.seen.nested))
@@ -376,12 +382,18 @@ def _decided(
     return history.decisions(everything, scope.retention)
 
 
-def _for_fleet(retention: Retention, states: Sequence[TableState]) -> Retention:
+def _for_fleet(scope: Scope, states: Sequence[TableState]) -> Retention:
     """Keep all versions of tables that will not be changed: what they need stays needed."""
     unchanged = frozenset(
         state.root.root_id for state in states if not state.changes or state.error is not None
     )
-    return replace(retention, unchanged=unchanged)
+    known = scope.targets.pins or {}
+    pins = {
+        state.root.root_id: known[state.root.location]
+        for state in states
+        if state.root.location in known
+    }
+    return replace(scope.retention, unchanged=unchanged, pins=pins)
 
 
 def _with_uses(states: list[TableState], bases: Iterable[tuple[int, str, str]]) -> list[TableState]:

@@ -7,8 +7,8 @@ written inside (`commit_times`) or for the rules branches carry themselves (`bra
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -39,7 +39,7 @@ from lakewarden.pipeline.frames import (
     sql,
     to_micros,
 )
-from lakewarden.retention import Branch, History, Policy, Tag, Version, decide
+from lakewarden.retention import Branch, History, Pins, Policy, Tag, Version, decide
 
 Reader = Callable[[dict[str, Any], bytes], dict[str, Any] | None]
 _VERSION, _STAGED, _TAG, _BRANCH, _RULES = "version", "staged", "tag", "branch", "rules"
@@ -55,6 +55,8 @@ class Retention:
     unverified_after: timedelta
     #: Roots that are only read: all their versions stay.
     unchanged: frozenset[int] = frozenset()
+    #: Of roots that belong to a warehouse: what its log says is needed.
+    pins: Mapping[int, Pins] = field(default_factory=dict)
 
 
 def versions_of(objects: DataFrame) -> DataFrame:
@@ -147,7 +149,8 @@ def _decide_rows(retention: Retention, rows: list[dict[str, Any]]) -> pa.Table:
     history, by_version = _history(rows)
     decided: list[dict[str, Any]] = []
     policy = None if rows[0]["root_id"] in retention.unchanged else retention.policy
-    for decision in decide(history, policy, retention.now):
+    pins = retention.pins.get(rows[0]["root_id"])
+    for decision in decide(history, policy, retention.now, pins):
         row = by_version[decision.version]
         modified = from_micros(row["modified_us"])
         can_change_a_verdict = not age_is_known(modified, retention.now) or (

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -26,7 +26,14 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Refused
-from lakewarden.expiry import ExpiryPolicy, check_collectable, decide, encrypted, rules_for
+from lakewarden.expiry import (
+    ExpiryPolicy,
+    Held,
+    check_collectable,
+    decide,
+    encrypted,
+    rules_for,
+)
 from lakewarden.formats.iceberg.layout import METADATA_FILE, PENDING
 from lakewarden.formats.iceberg.manifests import ManifestList, read_manifest_list, read_manifests
 from lakewarden.formats.iceberg.metadata import TableMetadata, parse
@@ -84,7 +91,14 @@ _STRANGERS = pa.schema(
     ]
 )
 _PREFIXES = pa.schema([("root_id", pa.int32()), ("prefix", pa.string())])
-_TABLES = pa.schema([("table_id", pa.int32()), ("uri", pa.string()), ("role", pa.string())])
+_TABLES = pa.schema(
+    [
+        ("table_id", pa.int32()),
+        ("uri", pa.string()),
+        ("role", pa.string()),
+        ("held", pa.string()),
+    ]
+)
 FACTS = pa.schema(
     [
         ("table_id", pa.int32()),
@@ -138,6 +152,8 @@ class Source:
     only_place: bool = False
     #: It was read before; expiries that were not finished are known.
     again: bool = False
+    #: It belongs to a warehouse, whose log decides what stays.
+    held: Held | None = None
 
     @property
     def role(self) -> str:
@@ -188,6 +204,7 @@ def tables(
             "table_id": source.table_id,
             "uri": source.metadata_location,
             "role": source.role,
+            "held": None if source.held is None else json.dumps(asdict(source.held)),
         }
         for source in sources
     ]
@@ -315,13 +332,17 @@ def _table_reader(rule: Rule, opening: Opening) -> Stage:
 
 def _read_table(rule: Rule, stores: ReadStores, row: Row) -> list[Row]:
     number = {"table_id": row["table_id"]}
+    held = None if row["held"] is None else Held(**json.loads(row["held"]))
     try:
+        if held is not None and held.purged:
+            return [{**fact, **number} for fact in _purged(stores, row["uri"], held)]
         metadata = parse(_get(stores, row["uri"]), row["uri"])
         if row["role"] == "place":
             return [_note(_summary(metadata), number)]
         changes = row["role"] in ("change", "again")
         try:
-            reading = _TableReading(metadata, row["uri"], rule if changes else None)
+            beyond = None if held is None else _beyond(stores, held, metadata)
+            reading = _TableReading(metadata, row["uri"], rule if changes else None, beyond)
         except LakewardenError as error:
             # Nothing of it goes, but what it needs, perhaps of other tables, is still needed.
             reading = _TableReading(metadata, row["uri"], None)
@@ -334,10 +355,77 @@ def _read_table(rule: Rule, stores: ReadStores, row: Row) -> list[Row]:
         return [{**number, "text": as_text(error), "note": NOTE_ERROR}]
 
 
+@dataclass(frozen=True, slots=True)
+class _Beyond:
+    """What versions of the warehouse need beyond the table's current metadata."""
+
+    #: Snapshots that must stay.
+    ids: frozenset[int]
+    #: Metadata files that must stay.
+    files: tuple[str, ...]
+    #: Other metadata, with those of its snapshots that must stay.
+    others: tuple[tuple[TableMetadata, frozenset[int]], ...]
+
+
+def _beyond(stores: ReadStores, held: Held, current: TableMetadata) -> _Beyond:
+    """Find what is needed, opening metadata only where the current one does not know a snapshot."""
+    listed = {one.snapshot_id for one in current.snapshots}
+    ids = {number for numbers in held.files.values() for number in numbers or ()}
+    others: list[tuple[TableMetadata, frozenset[int]]] = []
+    unseen = ids - listed
+    for uri in held.whole:
+        other = parse(_get(stores, uri), uri)
+        others.append((other, frozenset(one.snapshot_id for one in other.snapshots)))
+        unseen -= others[-1][1]
+    for uri, numbers in held.files.items():
+        if numbers is not None and unseen.isdisjoint(numbers):
+            continue
+        try:
+            other = parse(_get(stores, uri), uri)
+        except NotFound:
+            # A version whose metadata is gone can be read by nobody, so it needs nothing.
+            continue
+        named = _named_by(other)
+        ids |= named
+        others.append((other, frozenset(named - listed)))
+        unseen -= named
+    return _Beyond(frozenset(ids), (*held.files, *held.whole), tuple(others))
+
+
+def _named_by(metadata: TableMetadata) -> set[int]:
+    history = metadata.history()
+    named = {ref.snapshot_id for ref in history.refs}
+    return named | ({history.current_id} if history.current_id is not None else set())
+
+
+def _purged(stores: ReadStores, uri: str, held: Held) -> Iterator[Row]:
+    """Say that everything of a table goes, as far as there is still metadata that tells what."""
+    try:
+        metadata = parse(_get(stores, uri), uri)
+    except NotFound:
+        yield _note(Summary(held.location), {})
+        return
+    for one in metadata.snapshots:
+        row = {"version": one.snapshot_id, "branch": "", "kept": False, "round": FIRST,
+               "modified_us": _micros(one.timestamp_ms), "reasons": ""}  # fmt: skip
+        yield from _named_lists(one, row)
+    for name in dict.fromkeys([*metadata.metadata_log, uri]):
+        yield _file(name, FileKind.METADATA, kept=False)
+    for about in (*metadata.statistics, *metadata.partition_statistics):
+        yield _file(about.path, FileKind.STATISTICS, kept=False, size=about.size)
+    yield _note(_summary(metadata, going=len(metadata.snapshots)), {})
+
+
 class _TableReading:
     """One table's metadata, decided."""
 
-    def __init__(self, metadata: TableMetadata, uri: str, rule: Rule | None) -> None:
+    def __init__(
+        self,
+        metadata: TableMetadata,
+        uri: str,
+        rule: Rule | None,
+        beyond: _Beyond | None = None,
+    ) -> None:
         if rule is not None:
             check_collectable(metadata.properties)
         self._metadata = metadata
@@ -345,6 +433,9 @@ class _TableReading:
         policy = rule.policy if rule is not None else None
         self._skipped = encrypted(metadata.properties) if rule is not None else None
         rules = rules_for(metadata.properties, policy) if policy and not self._skipped else None
+        if rules is not None and beyond is not None:
+            rules = replace(rules, held=beyond.ids)
+        self._beyond = beyond
         self.expires = rules is not None
         self._expiry = decide(metadata.history(), rules, rule.now_ms if rule else 0)
         self._stays = {one.snapshot.snapshot_id for one in self._expiry.decisions if one.keep}
@@ -421,6 +512,11 @@ class _TableReading:
             yield from _named_lists(
                 one, {"version": one.snapshot_id, "kept": False, "round": FIRST}
             )
+        for other, ids in self._beyond.others if self._beyond else ():
+            for one in other.snapshots:
+                if one.snapshot_id in ids:
+                    row = {"version": one.snapshot_id, "kept": True, "round": FIRST}
+                    yield from _named_lists(one, row)
 
     def _neighbours(self) -> set[int]:
         """Return the kept snapshots next to going ones: most likely to share their manifests.
@@ -449,18 +545,34 @@ class _TableReading:
         }
 
     def _files(self) -> Iterator[Row]:
-        for uri in dict.fromkeys([*self._metadata.metadata_log, self._uri]):
-            yield _file(uri, FileKind.METADATA, kept=True)
+        yield from self._metadata_files()
         statistics = (*self._metadata.statistics, *self._metadata.partition_statistics)
         listed = {one.snapshot_id for one in self._metadata.snapshots}
         for one in statistics:
             stays = one.snapshot_id in self._stays or one.snapshot_id not in listed
             yield _file(one.path, FileKind.STATISTICS, kept=stays, size=one.size)
+        for other, ids in self._beyond.others if self._beyond else ():
+            for one in (*other.statistics, *other.partition_statistics):
+                if one.snapshot_id in ids:
+                    yield _file(one.path, FileKind.STATISTICS, kept=True, size=one.size)
         gone = self._gone_before()
         for earlier in self._earlier:
             for one in (*earlier.statistics, *earlier.partition_statistics):
                 if one.snapshot_id in gone:
                     yield _file(one.path, FileKind.STATISTICS, kept=False, size=one.size)
+
+    def _metadata_files(self) -> Iterator[Row]:
+        if self._beyond is None:
+            for uri in dict.fromkeys([*self._metadata.metadata_log, self._uri]):
+                yield _file(uri, FileKind.METADATA, kept=True)
+            return
+        needed = dict.fromkeys([*self._beyond.files, self._uri])
+        for uri in needed:
+            yield _file(uri, FileKind.METADATA, kept=True)
+        # What only the table's own log remembers, no version of the warehouse is read through.
+        for uri in self._metadata.metadata_log:
+            if uri not in needed:
+                yield _file(uri, FileKind.METADATA, kept=not self.expires)
 
 
 def _started_from(record: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -45,9 +46,14 @@ class Codec(Generic[Value]):
         body, seal, digest = whole.rpartition(_SEAL)
         if not seal or hashlib.sha256(body).hexdigest().encode() != digest:
             raise self._damaged(where, "its seal is missing or does not match")
-        _check_stamp(body, where)
+        stamp = _stamp(body, where)
         try:
-            return self._adapter.validate_json(body)
+            if stamp == STAMP:
+                return self._adapter.validate_json(body)
+            older = json.loads(body)
+            for number in range(stamp, STAMP):
+                older = MIGRATIONS[number](older)
+            return self._adapter.validate_json(json.dumps(older))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where_in = ".".join(map(str, first["loc"]))
@@ -60,19 +66,33 @@ class Codec(Generic[Value]):
         )
 
 
-def _check_stamp(body: bytes, where: str) -> None:
-    """Refuse what a newer release has written, before anything else is made of it."""
+def _second(older: dict[str, Any]) -> dict[str, Any]:
+    """Make format 2 of format 1, which knew of no reclaiming: all that is new has its default."""
+    return older
+
+
+#: What makes of each format the next one, as it is read; the first write then leaves a checkpoint
+#: in the format of this release before the version that says so.
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _second}
+
+
+def _stamp(body: bytes, where: str) -> int:
+    """Return the format; refuse what a newer release wrote, before anything is made of it."""
     try:
         found = json.loads(body)
         stamp = found.get("stamp", STAMP) if isinstance(found, dict) else STAMP
     except ValueError:
-        return
-    if isinstance(stamp, int) and stamp > STAMP:
+        return STAMP
+    if not isinstance(stamp, int) or stamp < 1:
+        # Reading it says what is wrong.
+        return STAMP
+    if stamp > STAMP:
         raise Refused(
             ErrorKind.NEWER_STAMP,
             f"{where} was written in format {stamp}, and this release knows {STAMP}; upgrade "
             "lakewarden first",
         )
+    return stamp
 
 
 ENTRIES: Codec[Entry] = Codec(Entry, "warehouse version")

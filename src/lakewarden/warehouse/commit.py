@@ -69,6 +69,8 @@ class Head:
     tail: tuple[Logged, ...] = ()
     #: When it was the newest, on the clock's steady scale.
     seen: float = 0.0
+    #: The format that it was written in.
+    stamp: int = STAMP
 
     @property
     def version(self) -> int:
@@ -153,8 +155,9 @@ class Log:
         if not entry.checkpoint <= start.version < entry.version:
             start = self._checkpoint(entry) if entry.checkpoint else EMPTY
         tail = [one for one in (*entry.tail, entry.logged) if one.version > start.version]
-        manifest = replay(start, tail)
-        return Head(manifest, entry.write_id, entry.checkpoint, (*entry.tail, entry.logged))
+        manifest = replace(replay(start, tail), stamp=STAMP)
+        whole = (*entry.tail, entry.logged)
+        return Head(manifest, entry.write_id, entry.checkpoint, whole, stamp=entry.stamp)
 
     def _checkpoint(self, entry: Entry) -> Manifest:
         version = entry.checkpoint
@@ -326,8 +329,11 @@ class Log:
         return replace(transaction, changes=tuple(changes), read_version=head.version)
 
     def _with_checkpoint(self, base: Head) -> Head:
-        """Leave a checkpoint of `base` if the way from the last one has become long."""
-        if len(base.tail) < CHECKPOINT_EVERY:
+        """Leave a checkpoint of `base` if the way from the last one has become long.
+
+        Also where an older release wrote it: what opens the next version is all of this format.
+        """
+        if len(base.tail) < CHECKPOINT_EVERY and base.stamp == STAMP:
             return base
         try:
             self.store.put(self._checkpoint_key(base.version), CHECKPOINTS.encode(base.manifest))

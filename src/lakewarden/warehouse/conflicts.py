@@ -46,21 +46,22 @@ _LETTERS = {
     "X": Rule.NEVER,
 }
 _TABLE = """
-            append overwrite delete update merge index rewrite schema restore create drop undrop rename properties
-append      +      X         +      +      R     +     +       R      X       X      X    X      =      =
-overwrite   +      R         +      +      +     +     +       +      +       X      X    X      =      =
-delete      +      X         o      o      R     +     o       +      X       X      X    X      =      =
-update      R      X         o      o      R     +     o       R      X       X      X    X      =      =
-merge       R      X         R      R      R     +     R       X      X       X      X    X      =      =
-index       +      X         +      +      +     R     o       +      X       X      X    X      =      =
-rewrite     +      X         o      o      R     o     o       +      X       X      X    X      =      =
-schema      R      X         +      R      R     +     +       R      X       X      X    X      =      =
-restore     +      +         +      +      +     +     +       +      +       X      X    X      =      =
-create      X      X         X      X      X     X     X       X      X       X      X    X      X      X
-drop        R      R         R      R      R     R     R       R      R       X      X    X      =      =
-undrop      X      X         X      X      X     X     X       X      X       X      X    X      X      X
-rename      =      =         =      =      =     =     =       =      =       X      X    X      R      =
-properties  =      =         =      =      =     =     =       =      =       X      X    X      =      =
+            append overwrite delete update merge index rewrite schema restore expire create drop undrop rename properties
+append      +      X         +      +      R     +     +       R      X       +      X      X    X      =      =
+overwrite   +      R         +      +      +     +     +       +      +       +      X      X    X      =      =
+delete      +      X         o      o      R     +     o       +      X       +      X      X    X      =      =
+update      R      X         o      o      R     +     o       R      X       +      X      X    X      =      =
+merge       R      X         R      R      R     +     R       X      X       +      X      X    X      =      =
+index       +      X         +      +      +     R     o       +      X       +      X      X    X      =      =
+rewrite     +      X         o      o      R     o     o       +      X       +      X      X    X      =      =
+schema      R      X         +      R      R     +     +       R      X       +      X      X    X      =      =
+restore     +      +         +      +      +     +     +       +      +       R      X      X    X      =      =
+expire      R      R         R      R      R     R     R       R      R       R      X      X    X      =      =
+create      X      X         X      X      X     X     X       X      X       X      X      X    X      X      X
+drop        R      R         R      R      R     R     R       R      R       R      X      X    X      =      =
+undrop      X      X         X      X      X     X     X       X      X       X      X      X    X      X      X
+rename      =      =         =      =      =     =     =       =      =       =      X      X    X      R      =
+properties  =      =         =      =      =     =     =       =      =       =      X      X    X      =      =
 """
 
 
@@ -141,10 +142,15 @@ _APPEARS = frozenset({Operation.CREATE, Operation.DROP, Operation.UNDROP})
 #: What is said of a table by these holds on every branch.
 _EVERYWHERE = frozenset({Operation.RENAME, Operation.PROPERTIES})
 _NAMING = frozenset({Operation.CREATE, Operation.UNDROP, Operation.RENAME})
+#: What brings back, or holds, something older.
+_LOOKING_BACK = frozenset({Operation.TAG, Operation.BRANCH, Operation.RESTORE, Operation.UNDROP})
+_CLEARING = frozenset({Operation.RECLAIM, Operation.PURGE, Operation.FORGET})
 
 
 def _rule(ours: Transaction, change: Change, their: Transaction, theirs: Change) -> Rule:
     """Return the rule for one change of each side."""
+    if {change.operation, theirs.operation} & _CLEARING:
+        return _clearing(change, theirs)
     if theirs.operation is Operation.UNBRANCH:
         gone = theirs.name[0]
         leans = change.operation is Operation.BRANCH and change.source == gone
@@ -164,6 +170,15 @@ def _rule(ours: Transaction, change: Change, their: Transaction, theirs: Change)
     if ours.branch != their.branch and not pair <= _EVERYWHERE:
         return Rule.STANDS
     return _overlap(change, theirs, RULES[_pair(change, theirs)])
+
+
+def _clearing(ours: Change, theirs: Change) -> Rule:
+    """Return the rule if one side lets go of what is old.
+
+    Whatever looks back must look again, whichever of both came first: what it needs may be going.
+    """
+    pair = {ours.operation, theirs.operation}
+    return Rule.AGAIN if pair <= _CLEARING or pair & _LOOKING_BACK else Rule.STANDS
 
 
 def _overlap_in_place(ours: Change, theirs: Change) -> bool:

@@ -59,7 +59,13 @@ from lakewarden.errors import (
 )
 from lakewarden.formats.iceberg.carrying import carry_over
 from lakewarden.formats.iceberg.catalog import pyiceberg_properties, storage_options
-from lakewarden.formats.iceberg.metadata import dropped_metadata_files, packed, unpacked
+from lakewarden.formats.iceberg.metadata import (
+    Removal,
+    dropped_metadata_files,
+    packed,
+    unpacked,
+    without,
+)
 from lakewarden.formats.iceberg.paths import place
 from lakewarden.model import Format
 from lakewarden.storage.location import Location
@@ -113,7 +119,7 @@ class Immediate:
 
     def take(self, change: Change) -> None:
         message = f"{change.operation} {'.'.join(change.name or self._name(change))}"
-        self.warehouse.commit([change], branch=self.branch, message=message, rebase=_stale)
+        self.warehouse.commit([change], branch=self.branch, message=message, rebase=stale)
 
     def _name(self, change: Change) -> Name:
         return self.warehouse.known.manifest.tables[change.table].name
@@ -153,7 +159,8 @@ class Waiting:
         self.changes[change.table] = change
 
 
-def _stale(change: Change, manifest: Manifest) -> Change:
+def stale(change: Change, manifest: Manifest) -> Change:
+    """Refuse to put a change on top of another: it was made from what was there before."""
     name = ".".join(manifest.tables[change.table].name)
     raise Conflict(ErrorKind.CONFLICT, f"somebody else has committed to {name}")
 
@@ -208,7 +215,7 @@ class IcebergTables:
         self._warehouse.opener(found).put_if_absent(
             found.key, packed(json.dumps(new).encode(), uri)
         )
-        return Pin(current.version + 1, uri)
+        return Pin(current.version + 1, uri, snapshots=_named(new))
 
     def read(self, table: Table, pin: Pin) -> dict[str, Any]:
         """Return the metadata of a version, as it is written."""
@@ -221,6 +228,18 @@ class IcebergTables:
                 ErrorKind.RECLAIMED,
             ) from None
         return raw
+
+    def without(self, table: Table, pin: Pin, removal: Removal) -> Pin:
+        """Write the metadata of a version without some of its snapshots; nobody sees it yet."""
+        before = self.read(table, pin)
+        millis = int(self._warehouse.log.clock.now().timestamp() * 1000)
+        after = without(before, removal=removal, location=pin.path, now_ms=millis)
+        provider = load_location_provider(table.location, before.get("properties", {}))
+        uri = provider.new_table_metadata_file_location(pin.version + 1)
+        found = _placed(uri)
+        text = json.dumps(after, separators=(",", ":"), ensure_ascii=False).encode()
+        self._warehouse.opener(found).put_if_absent(found.key, packed(text, uri))
+        return Pin(pin.version + 1, uri, snapshots=_named(after))
 
     def clean_metadata(self, before: StagedTable | IcebergTable, after: StagedTable) -> None:
         """Take away metadata files that have fallen out of the log, unless some ref needs them."""
@@ -385,7 +404,7 @@ class WarehouseCatalog(MetastoreCatalog):
                 Location.parse(table.location), self._session.view().manifest
             )
             self._warehouse.mark(table)
-            pin = Pin(0, staged.metadata_location)
+            pin = Pin(0, staged.metadata_location, snapshots=_named(_dumped(staged.metadata)))
             change = Change(Operation.CREATE, table.id, after=pin, name=name, made=table)
             self._take(change, lambda: self._tables.discard(table, pin))
 
@@ -420,7 +439,8 @@ class WarehouseCatalog(MetastoreCatalog):
             table = replace(table, location=metadata.location)
             self._warehouse.mark(table)
             number = self._parse_metadata_version(metadata_location)
-            pin = Pin(max(number, 0), metadata_location)
+            named = _named(_dumped(metadata))
+            pin = Pin(max(number, 0), metadata_location, snapshots=named)
             change = Change(Operation.CREATE, table.id, after=pin, name=name, made=table)
             # The file was there before: it is not ours to take away.
             self._take(change, lambda: None)
@@ -456,7 +476,8 @@ class WarehouseCatalog(MetastoreCatalog):
             )
         self._write(known, pin, current, staged)
         with self._lock:
-            after = Pin(pin.version + 1, staged.metadata_location)
+            named = _named(_dumped(staged.metadata))
+            after = Pin(pin.version + 1, staged.metadata_location, snapshots=named)
             change = Change(_operation(updates), known.id, pin, after)
             self._take(change, lambda: self._tables.discard(known, after))
         if isinstance(self._session, Waiting):
@@ -634,6 +655,13 @@ def _dumped(metadata: TableMetadata) -> dict[str, Any]:
     """Return what PyIceberg would write; that it does not write format 3 is bypassed."""
     raw: dict[str, Any] = json.loads(IcebergBaseModel.model_dump_json(metadata))
     return raw
+
+
+def _named(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the snapshots that metadata names: the current one and those of its refs."""
+    named: set[int] = {ref["snapshot-id"] for ref in (raw.get("refs") or {}).values()}
+    current = raw.get("current-snapshot-id")
+    return tuple(sorted(named | ({current} if current not in (None, -1) else set())))
 
 
 def _placed(uri: str) -> Location:

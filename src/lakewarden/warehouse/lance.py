@@ -58,7 +58,7 @@ _V2 = re.compile(r"\d{20}\.manifest")
 #: What clients say when a version was refused, and they do not know why.
 _VAGUE = "Commit result for version"
 #: Where manifests of transactions wait that are not committed yet, below a table.
-_WAITING = "_lakewarden"
+WAITING = "_lakewarden"
 #: Lance's names for what changes do, in ours.
 _OPERATIONS = {
     "append": Operation.APPEND,
@@ -280,7 +280,7 @@ class Waiting:
             # Compaction reserves numbers and then asks for the same version again.
             through, steps[:] = through[:-1], steps[:-1]
         steps.append(does)
-        path = f"{_WAITING}/{self.id}/{after.path.rpartition('/')[2].partition('.manifest')[0]}"
+        path = f"{WAITING}/{self.id}/{after.path.rpartition('/')[2].partition('.manifest')[0]}"
         # Clients copy whatever is not called so to its public name by themselves.
         waits = replace(after, path=f"{path}.manifest", through=through)
         store, root = self.tables.store(table)

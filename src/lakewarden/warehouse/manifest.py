@@ -18,7 +18,7 @@ from lakewarden.model import Format
 
 MAIN = "main"
 #: Shapes of entries and checkpoints that this release writes.  Older ones are migrated.
-STAMP = 1
+STAMP = 2
 #: Requests that are remembered, so that one which is repeated does not happen twice.
 REMEMBERED = 10_000
 
@@ -36,6 +36,7 @@ class Operation(StrEnum):
     REWRITE = "rewrite"
     SCHEMA = "schema"
     RESTORE = "restore"
+    EXPIRE = "expire"
     # To a table as a whole.
     CREATE = "create"
     DROP = "drop"
@@ -48,15 +49,22 @@ class Operation(StrEnum):
     BRANCH = "branch"
     UNBRANCH = "unbranch"
     SETTINGS = "settings"
+    # To what is kept.
+    RECLAIM = "reclaim"
+    PURGE = "purge"
+    FORGET = "forget"
 
 
 #: Operations that move a table's pin.
 CONTENT = frozenset(
     {
         Operation.APPEND, Operation.OVERWRITE, Operation.DELETE, Operation.UPDATE, Operation.MERGE,
-        Operation.INDEX, Operation.REWRITE, Operation.SCHEMA, Operation.RESTORE,
+        Operation.INDEX, Operation.REWRITE, Operation.SCHEMA, Operation.RESTORE, Operation.EXPIRE,
     }
 )  # fmt: skip
+
+#: Operations that change what is kept, and nothing that anybody reads.
+UPKEEP = frozenset({Operation.EXPIRE, Operation.RECLAIM, Operation.PURGE, Operation.FORGET})
 
 #: A table's name: its namespaces, if any, and the name itself.
 Name = tuple[str, ...]
@@ -74,6 +82,8 @@ class Pin:
     e_tag: str | None = None
     #: Manifests of the versions right before it that were committed together with it.
     through: tuple[str, ...] = ()
+    #: Of an Iceberg table: the snapshots that the metadata's refs name; None if that is not known.
+    snapshots: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +100,12 @@ class Table:
     #: The version that dropped it, and when; its files are there until cleanup.
     dropped: int | None = None
     dropped_us: int | None = None
+    #: Its last version, by which it can be brought back.
+    last: Pin | None = None
+    #: Its files are going: nothing brings it back.
+    purged: bool = False
+    #: What it was at versions of the warehouse below this one may be gone, if no ref holds them.
+    floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +124,8 @@ class Change:
     made: Table | None = None
     #: New values; None takes a property away.
     properties: Mapping[str, str | None] = field(default_factory=dict)
-    #: The version that a tag or a branch is made of, and that version's branch.
+    #: The version that a tag or a branch is made of, and that version's branch; the first one that
+    #: stays after a reclaim.
     version: int | None = None
     source: str = MAIN
     #: Fragments that are replaced or in which rows are deleted; None if that is not known.
@@ -129,6 +146,11 @@ class Transaction:
     request: str | None = None
     #: Tables that were read, and must still be at these pins.
     expects: Mapping[str, Pin | None] = field(default_factory=dict)
+
+    @property
+    def is_upkeep(self) -> bool:
+        """Whether it only lets go of what is old."""
+        return all(change.operation in UPKEEP for change in self.changes)
 
     def __str__(self) -> str:
         who = self.actor or "somebody"
@@ -202,6 +224,17 @@ class Manifest:
     properties: Mapping[str, str] = field(default_factory=dict)
     #: Callers' names of transactions, with the versions that they became; the oldest fall out.
     requests: Mapping[str, int] = field(default_factory=dict)
+    #: Versions below this one are gone, unless some ref holds them.
+    floor: int = 0
+
+    def held(self) -> frozenset[int]:
+        """Return the versions that tags and branches hold."""
+        bases = (branch.base for branch in self.branches.values())
+        return frozenset((*bases, *(tag.version for tag in self.tags.values())))
+
+    def gone(self, version: int) -> bool:
+        """Tell whether a version was reclaimed, whatever is still there of it."""
+        return version < self.floor and version not in self.held()
 
     def pins(self, branch: str = MAIN, base: Mapping[str, Pin] | None = None) -> dict[str, Pin]:
         """Return the pins of a branch; `base` are those that it started with (main: none)."""
@@ -238,6 +271,7 @@ def apply(manifest: Manifest, logged: Logged) -> Manifest:
         tags=state.tags,
         properties=state.properties,
         requests=requests,
+        floor=state.floor,
     )
 
 
@@ -256,6 +290,7 @@ class _State:
         self.branches = dict(manifest.branches)
         self.tags = dict(manifest.tags)
         self.properties = dict(manifest.properties)
+        self.floor = manifest.floor
         self._logged = logged
         self._branch = logged.transaction.branch
         own = self.branches.get(self._branch)
@@ -282,11 +317,26 @@ class _State:
                 made = Branch(self._logged.version, base, change.source)
                 self.branches[change.name[0]] = made
             case Operation.UNBRANCH:
-                self.branches.pop(change.name[0], None)
+                self._unbranch(change.name[0])
             case Operation.SETTINGS:
                 self.properties = _updated(self.properties, change.properties)
+            case Operation.RECLAIM if not change.table:
+                self.floor = max(self.floor, change.version or 0)
+            case Operation.FORGET:
+                self.tables.pop(change.table, None)
             case _:
                 self._take_table(change)
+
+    def _unbranch(self, name: str) -> None:
+        """Forget a branch, and drop the tables that were made on it."""
+        gone = self.branches.pop(name, None)
+        for table in [one for one in self.tables.values() if one.branch == name]:
+            if gone is not None and table.dropped is None:
+                self.tables[table.id] = self._dropped(table, gone.pins.get(table.id))
+
+    def _dropped(self, table: Table, last: Pin | None) -> Table:
+        version, at_us = self._logged.version, self._logged.at_us
+        return replace(table, dropped=version, dropped_us=at_us, last=last)
 
     def _take_table(self, change: Change) -> None:
         if change.made is not None:
@@ -300,23 +350,32 @@ class _State:
         table = self.tables[change.table]
         if change.operation is Operation.DROP:
             if self._branch == MAIN:
-                table = replace(table, dropped=self._logged.version, dropped_us=self._logged.at_us)
+                table = self._dropped(table, change.before)
             self._pin(change.table, None)
         elif change.after is not None:
             self._pin(change.table, change.after)
-        if change.operation is Operation.UNDROP:
-            table = replace(table, dropped=None, dropped_us=None)
-        if change.name:
-            table = replace(table, name=change.name)
-        if change.properties:
-            table = replace(table, properties=_updated(table.properties, change.properties))
-        self.tables[change.table] = table
+        self.tables[change.table] = _described(table, change)
 
     def _pin(self, table: str, pin: Pin | None) -> None:
         if pin is None and self._branch == MAIN:
             self._pins.pop(table, None)
         else:
             self._pins[table] = pin
+
+
+def _described(table: Table, change: Change) -> Table:
+    """Return the table with what a change says of it as a whole."""
+    if change.operation is Operation.UNDROP:
+        table = replace(table, dropped=None, dropped_us=None, last=None)
+    elif change.operation is Operation.PURGE:
+        table = replace(table, purged=True)
+    elif change.operation is Operation.RECLAIM:
+        table = replace(table, floor=max(table.floor, change.version or 0))
+    if change.name:
+        table = replace(table, name=change.name)
+    if change.properties:
+        table = replace(table, properties=_updated(table.properties, change.properties))
+    return table
 
 
 def _updated(properties: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:

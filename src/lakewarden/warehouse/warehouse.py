@@ -84,6 +84,8 @@ class View:
     manifest: Manifest
     branch: str
     pins: Mapping[str, Pin]
+    #: Tables of which this version was reclaimed, by their ids.
+    reclaimed: frozenset[str] = frozenset()
 
     @property
     def version(self) -> int:
@@ -111,6 +113,12 @@ class View:
     def table(self, name: Name) -> Table:
         """Return the table of that name, or raise NotFound."""
         found = self.find(name)
+        if found is not None and found.id in self.reclaimed:
+            raise NotFound(
+                f"table {'.'.join(name)} of version {self.version} was reclaimed by a cleanup; tag "
+                "versions that must stay",
+                ErrorKind.RECLAIMED,
+            )
         if found is None:
             where = f"version {self.version} of the warehouse"
             where += f" on branch {self.branch}" if self.branch != MAIN else ""
@@ -235,23 +243,63 @@ class Warehouse:
             found = self.tag_of(head, tag)
             version, branch = found.version, branch or found.branch
         elif at is not None:
-            version = self._version_at(at, head)
-        manifest = head if version in (None, head.version) else self.log.at(version or 0)
-        return self.view(manifest, branch or MAIN)
+            version = self.version_at(at, head)
+        return self.view(self._at_version(version), branch or MAIN)
+
+    def _at_version(self, version: int | None) -> Manifest:
+        """Return the warehouse at a version that has not been reclaimed, or now."""
+        head = self.known.manifest
+        if version in (None, head.version):
+            return head
+        if 0 < version < head.version and head.gone(version):
+            raise NotFound(
+                f"version {version} of the warehouse was reclaimed by a cleanup (the newest is "
+                f"{head.version}); tag versions that must stay",
+                ErrorKind.RECLAIMED,
+            )
+        return self.log.at(version)
 
     def view(self, manifest: Manifest, branch: str = MAIN) -> View:
         """Return what a branch sees at a version."""
         if branch not in manifest.branches:
             raise NotFound(f"there is no branch {branch} at version {manifest.version}")
-        return View(manifest, branch, self._pins(manifest, branch))
+        return View(
+            manifest, branch, self.pins_of(manifest, branch), self._reclaimed(manifest, branch)
+        )
 
-    def _pins(self, manifest: Manifest, branch: str) -> Mapping[str, Pin]:
+    def _reclaimed(self, manifest: Manifest, branch: str) -> frozenset[str]:
+        """Return the tables whose part of a version is gone, and refuse a branch that is."""
+        head = self.known.manifest
+        if manifest.version >= head.version:
+            return frozenset()
+        tagged = {(tag.version, tag.branch) for tag in head.tags.values()}
+        now, then = head.branches.get(branch), manifest.branches[branch]
+        if (now is None or now.made != then.made) and (manifest.version, branch) not in tagged:
+            raise NotFound(
+                f"branch {branch} of version {manifest.version} was deleted; what it held is gone or "
+                "going",
+                ErrorKind.RECLAIMED,
+            )
+        if manifest.version in head.held():
+            return frozenset()
+        return frozenset(
+            number
+            for number in manifest.tables
+            if number not in head.tables or head.tables[number].floor > manifest.version
+        )
+
+    def check_whole(self, view: View) -> None:
+        """Raise if a part of a version was reclaimed."""
+        for number in sorted(view.reclaimed & {*view.pins}):
+            view.table(view.manifest.tables[number].name)
+
+    def pins_of(self, manifest: Manifest, branch: str) -> Mapping[str, Pin]:
         own = manifest.branches[branch]
         if not own.parent:
             return manifest.pins(branch)
         key = own.base, own.parent
         if key not in self._bases:
-            self._bases[key] = self._pins(self.log.at(own.base), own.parent)
+            self._bases[key] = self.pins_of(self.log.at(own.base), own.parent)
         return manifest.pins(branch, self._bases[key])
 
     @staticmethod
@@ -262,7 +310,7 @@ class Warehouse:
             raise NotFound(f"there is no tag {name}; lakewarden tag lists those that there are")
         return manifest.tags[name]
 
-    def _version_at(self, moment: datetime, head: Manifest) -> int:
+    def version_at(self, moment: datetime, head: Manifest) -> int:
         """Return the newest version that is not younger than a moment."""
         wanted = (moment - _EPOCH) // timedelta(microseconds=1)
         if wanted >= head.at_us:
@@ -295,9 +343,9 @@ class Warehouse:
         """Yield the pins of every branch and every tag."""
         head = self.known.manifest
         for branch in head.branches:
-            yield from self._pins(head, branch).values()
+            yield from self.pins_of(head, branch).values()
         for tag in head.tags.values():
-            yield from self._pins(self.log.at(tag.version), tag.branch).values()
+            yield from self.pins_of(self.log.at(tag.version), tag.branch).values()
 
     def history(self, limit: int | None = None) -> Iterator[Logged]:
         """Yield versions, newest first, as far back as they are kept."""
@@ -344,7 +392,7 @@ class Warehouse:
                 f"tag {name} exists (version {head.manifest.tags[name].version}); delete it first"
             )
         version = head.version if version is None else version
-        self.view(head.manifest if version == head.version else self.log.at(version), branch)
+        self.check_whole(self.view(self._at_version(version), branch))
         change = Change(Operation.TAG, name=(name,), version=version, source=branch)
         done = self.commit([change], base=head, message=f"tag {name}")
         return done.manifest.tags[name]
@@ -362,7 +410,7 @@ class Warehouse:
         if name in head.manifest.branches:
             raise AlreadyExists(f"branch {name} exists; delete it first")
         version = head.version if version is None else version
-        self.view(head.manifest if version == head.version else self.log.at(version), source)
+        self.check_whole(self.view(self._at_version(version), source))
         change = Change(Operation.BRANCH, name=(name,), version=version, source=source)
         self.commit([change], base=head, message=f"branch {name}")
 
@@ -468,7 +516,7 @@ class Warehouse:
         dropped = [
             one
             for one in head.manifest.tables.values()
-            if one.name == name and one.dropped is not None
+            if one.name == name and one.dropped is not None and not one.purged
         ]
         if not dropped:
             raise NotFound(
@@ -477,8 +525,7 @@ class Warehouse:
         if view.find(name) is not None:
             raise AlreadyExists(f"there is a table {'.'.join(name)}; rename it first")
         table = max(dropped, key=lambda one: one.dropped or 0)
-        before = self.log.at((table.dropped or 1) - 1)
-        pin = before.pins().get(table.id)
+        pin = table.last or self.log.at((table.dropped or 1) - 1).pins().get(table.id)
         change = Change(Operation.UNDROP, table.id, name=name, after=pin)
         done = self.commit([change], base=head, message=f"undrop {'.'.join(name)}")
         return done.manifest.tables[table.id]
@@ -489,6 +536,10 @@ class Warehouse:
         Tables that were made since are dropped, and those that were dropped since come back.
         """
         head = self.refresh()
+        # Cleanup may have been here since that view was taken.
+        to = self.view(self._at_version(to.version), to.branch)
+        if name is None:
+            self.check_whole(to)
         view = self.view(head.manifest, to.branch)
         before, now = ({one.id: one for one in each.tables()} for each in (to, view))
         chosen = {to.table(name).id} if name else {*before, *now}
@@ -552,7 +603,7 @@ class Warehouse:
         now, then = view.pins.get(number), to.pins.get(number)
         is_there, was_there = number in there, number in before
         table = view.manifest.tables.get(number)
-        if table is None:
+        if table is None or table.purged:
             name = ".".join(to.manifest.tables[number].name)
             raise NotFound(
                 f"table {name} of version {to.version} was reclaimed", ErrorKind.RECLAIMED
@@ -574,7 +625,9 @@ class Warehouse:
         """Return the last version of a table that was dropped."""
         if table.dropped is None:
             return None
-        return self._pins(self.log.at(table.dropped - 1), view.branch).get(table.id)
+        if table.last is not None and view.branch == MAIN:
+            return table.last
+        return self.pins_of(self.log.at(table.dropped - 1), view.branch).get(table.id)
 
 
 def _check_names(names: Sequence[Name]) -> None:

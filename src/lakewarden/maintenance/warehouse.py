@@ -1,0 +1,466 @@
+"""Cleanup of a whole warehouse: what its log lets go, in one run over all its tables.
+
+Order, and why a crash at any point is harmless: what is committed and not public is published; the
+plan is made; the reclaim is committed to the log, and from then on nobody can hold on to what goes;
+snapshots leave the metadata of Iceberg tables; files go; the log's own old objects go last.  A run
+after a crash finds the floor where it is and does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from threading import Lock
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from lakewarden.errors import Conflict, ErrorKind, LakewardenError, NotFound
+from lakewarden.expiry import ExpiryPolicy
+from lakewarden.formats.iceberg.catalog import Commit, Committed, Lake, Opening, Pointer
+from lakewarden.formats.iceberg.metadata import Removal
+from lakewarden.formats.iceberg.target import CatalogTarget
+from lakewarden.maintenance import cleanup, removal
+from lakewarden.maintenance.cleanup import Cleanup, removal_of
+from lakewarden.maintenance.fleet import IcebergTargets, Targets
+from lakewarden.maintenance.plan import Plan, TablePlan
+from lakewarden.maintenance.removal import Receipt, TableReceipt
+from lakewarden.maintenance.safety import UNVERIFIED_AFTER, Breakers
+from lakewarden.maintenance.survey import Costs, Reading, list_fully
+from lakewarden.model import FileKind, FileReason, Format, RemovalStats, Verdict
+from lakewarden.pipeline import classification, deletion
+from lakewarden.pipeline.deletion import Pace
+from lakewarden.pipeline.frames import (
+    DECISIONS,
+    OBJECTS,
+    Root,
+    Stores,
+    concurrently,
+    frame,
+    pin,
+    to_micros,
+)
+from lakewarden.pipeline.listing import Unit
+from lakewarden.retention import OnTagged, Pins, Policy
+from lakewarden.storage.location import Location
+from lakewarden.storage.store import Deletion
+from lakewarden.warehouse import iceberg, lance
+from lakewarden.warehouse.handlers import StoreHandler
+from lakewarden.warehouse.manifest import Change, Manifest, Operation, Table
+from lakewarden.warehouse.reclaiming import FORKS, MIN_AGE, Reclaim, Rules, decide
+from lakewarden.warehouse.warehouse import MANIFEST, Warehouse
+
+#: What the catalog of a warehouse's Iceberg tables is called, and who does what cleanup commits.
+_CATALOG, SYSTEM = "warehouse", "lakewarden"
+#: The log among the tables.
+_LOG = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for."""
+
+    rules: Rules | None
+    #: Tables with rules of their own, by id.
+    tables: Mapping[str, Rules] = field(default_factory=dict)
+    unverified_after: timedelta = UNVERIFIED_AFTER
+    delete_unverified: bool = False
+
+    @property
+    def min_age(self) -> timedelta:
+        return self.rules.min_age if self.rules is not None else MIN_AGE
+
+    def cleanup(self) -> Cleanup:
+        """Return the request for the tables: the pins say what goes, these are the margins."""
+        policy = Policy(before_version=1, on_tagged=OnTagged.KEEP, min_age=self.min_age)
+        expiry = ExpiryPolicy(older_than=self.min_age, keep=1)
+        return Cleanup(policy, self.unverified_after, self.delete_unverified, expiry=expiry)
+
+    def describe(self) -> str:
+        words = self.rules.describe() if self.rules is not None else "tables that are due"
+        return f"{words}; what tags and branches hold stays"
+
+
+@dataclass(frozen=True, slots=True)
+class WarehousePlan:
+    """What cleanup of a warehouse would do."""
+
+    reclaim: Reclaim
+    #: The tables, as the pipeline knows them.
+    tables: Plan
+    #: The log's own objects that go.
+    log: DataFrame
+    log_row: TablePlan
+    #: Purged tables of which no file is left.
+    emptied: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> Plan:
+        """The plan as people read it: tables by their names, and the log among them."""
+        renamed = [replace(one, table_key=self.named(one)) for one in self.tables.tables]
+        return replace(self.tables, tables=[*sorted(renamed, key=_by_key), self.log_row])
+
+    def named(self, table: TablePlan | TableReceipt) -> str:
+        return self.names.get(table.table_key, table.table_key)
+
+    @property
+    def changes(self) -> list[Change]:
+        return self.reclaim.changes(self.emptied)
+
+
+def _by_key(table: TablePlan) -> str:
+    return table.table_key
+
+
+def publish(warehouse: Warehouse) -> None:
+    """Let everybody see what is committed, so that nothing of it is taken for left over."""
+    manifest = warehouse.refresh().manifest
+    pins = [
+        (manifest.tables[number], one)
+        for branch in manifest.branches.values()
+        for number, one in branch.pins.items()
+        if one is not None and manifest.tables[number].format is Format.LANCE
+    ]
+    tables = lance.tables_of(warehouse)
+
+    def show(work: Any) -> None:
+        # What cannot be shown holds its own table back: its head is not where it should be.
+        with suppress(LakewardenError):
+            tables.publish(*work)
+
+    list(concurrently(show, pins))
+
+
+def plan(
+    warehouse: Warehouse, request: Request, reading: Reading, *, now: datetime
+) -> WarehousePlan:
+    """Decide what goes and why.  Nothing is changed."""
+    costs = Costs()
+    with costs.stage(reading, "read the log"):
+        reclaim = decide(warehouse, request.rules, now, request.tables)
+    targets = _targets(reclaim)
+    reading = replace(reading, lake=_Tables(warehouse, reclaim))
+    names = _names(reclaim)
+    if targets.tables or targets.iceberg.tables:
+        found = cleanup.plan(targets, request.cleanup(), reading, now=now)
+    else:
+        found = _nothing(reading, now)
+    purged = {key for key, number in names.items() if _is_purged(reclaim, number)}
+    found = replace(
+        found,
+        policy=request.describe(),
+        tables=[
+            replace(one, metadata_location=None) if one.table_key in purged else one
+            for one in found.tables
+        ],
+    )
+    gone = tuple(
+        names[one.table_key]
+        for one in found.tables
+        if reclaim.base.manifest.tables[names[one.table_key]].purged and _is_empty(one)
+    )
+    with costs.stage(reading, "read the log's own files"):
+        log = pin(_log_files(warehouse, reclaim, reading, costs, now - request.min_age))
+        row = _log_row(log, reclaim)
+    dotted = {key: ".".join(reclaim.table(number).name) for key, number in names.items()}
+    found = replace(
+        found,
+        requests=removal.added(found.requests, costs.requests),
+        seconds=removal.added(found.seconds, costs.seconds),
+    )
+    return WarehousePlan(reclaim, found, log, row, gone, dotted)
+
+
+def _targets(reclaim: Reclaim) -> Targets:
+    places = {number: Location.parse(reclaim.table(number).location) for number in reclaim.lance}
+    idle = tuple(Location.parse(reclaim.table(number).location) for number in reclaim.idle)
+    held = {_target(number): one for number, one in reclaim.iceberg.items()}
+    return Targets(
+        (*places.values(), *idle),
+        protected=idle,
+        iceberg=IcebergTargets(tuple(held), held=held),
+        pins={places[number]: pins for number, pins in reclaim.lance.items()}
+        | dict.fromkeys(idle, Pins()),
+    )
+
+
+def _target(number: str) -> CatalogTarget:
+    return CatalogTarget(_CATALOG, (number,))
+
+
+def _names(reclaim: Reclaim) -> dict[str, str]:
+    """Return the ids of all tables by what the pipeline calls them."""
+    lances = {
+        Location.parse(reclaim.table(n).location).uri: n for n in (*reclaim.lance, *reclaim.idle)
+    }
+    return lances | {_target(number).uri: number for number in reclaim.iceberg}
+
+
+def _is_purged(reclaim: Reclaim, number: str) -> bool:
+    found = reclaim.lance.get(number) or reclaim.iceberg.get(number)
+    return found is not None and found.purged
+
+
+def _is_empty(table: TablePlan) -> bool:
+    left = table.objects - table.kept_unknown_kind
+    return table.error is None and not table.removal.files_removed and left <= 0
+
+
+def _nothing(reading: Reading, now: datetime) -> Plan:
+    empty = frame(reading.spark, OBJECTS, []).selectExpr(
+        *(name for name in classification.VERDICTS if name not in ("verdict", "reason")),
+        "CAST(NULL AS STRING) AS reason",
+        "CAST(NULL AS STRING) AS verdict",
+    )
+    versions = frame(reading.spark, DECISIONS, [])
+    return Plan("cleanup", now, "", [], [], [], [], empty, versions, {}, {})
+
+
+# -- the log's own objects -------------------------------------------------------------------------
+
+
+def _log_files(
+    warehouse: Warehouse, reclaim: Reclaim, reading: Reading, costs: Costs, before: datetime
+) -> DataFrame:
+    """Return the entries, checkpoints and announcements that no version that stays needs."""
+    place = warehouse.location.child(MANIFEST)
+    listed, noted = list_fully([Unit(place)], reading)
+    costs.add_noted(noted, "key", "size")
+    held = sorted(reclaim.base.manifest.held())
+    stays = [warehouse.log.entry(one).checkpoint for one in held if 0 < one < reclaim.floor]
+    first = warehouse.log.entry(reclaim.floor)
+    old = f"modified_us < {to_micros(before)}"
+    path = F.substring(F.col("key"), len(place.key) + 2, 2**31 - 1)
+    number = F.regexp_extract("path", r"^_(?:versions|checkpoints)/(\d{20})(?:\.json)?$", 1)
+    files = listed.withColumn("path", path).withColumn("number", number)
+    # Entries count down, so that the newest is listed first.
+    entry = "CAST(18446744073709551615BD - CAST(number AS DECIMAL(20, 0)) AS BIGINT)"
+    files = files.selectExpr(
+        "path",
+        "key",
+        "size",
+        "modified_us",
+        "CASE WHEN number = '' THEN NULL WHEN startswith(path, '_versions/') "
+        f"THEN {entry} ELSE CAST(number AS BIGINT) END AS version",
+    )
+    none = "(-1)"
+    goes = (
+        f"CASE WHEN startswith(path, '_versions/') AND version < {reclaim.floor} "
+        f"AND version NOT IN {_listed(held) or none} THEN '{FileKind.MANIFEST.value}' "
+        f"WHEN startswith(path, '_checkpoints/') AND version < {first.checkpoint} "
+        f"AND version NOT IN {_listed(stays) or none} THEN '{FileKind.MANIFEST_LIST.value}' "
+        f"WHEN startswith(path, '_transactions/') AND modified_us < {first.logged.at_us} "
+        f"THEN '{FileKind.TRANSACTION.value}' END"
+    )
+    reason = FileReason.ONLY_REMOVED_VERSIONS.value
+    return files.withColumn("kind", F.expr(goes)).filter(f"kind IS NOT NULL AND {old}").selectExpr(
+        f"{_LOG} AS table_id", f"{_LOG} AS root_id", "path", "kind", "path AS key",
+        "CAST(NULL AS STRING) AS stem", "size", "modified_us", "CAST(NULL AS STRING) AS branch",
+        "version", f"'{reason}' AS reason", f"'{Verdict.DELETE.value}' AS verdict",
+    )  # fmt: skip
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return f"({', '.join(map(str, numbers))})" if numbers else ""
+
+
+def _log_row(log: DataFrame, reclaim: Reclaim) -> TablePlan:
+    counted = RemovalStats()
+    for row in (
+        log.groupBy("kind").agg(F.count("*").alias("files"), F.sum("size").alias("bytes")).collect()
+    ):
+        counted += removal_of(row.kind, row.files, row.bytes)
+    kept = reclaim.base.version - reclaim.floor + 1
+    return TablePlan(_LOG, MANIFEST, versions_kept=kept, removal=counted, warnings=reclaim.warnings)
+
+
+# -- execution -------------------------------------------------------------------------------------
+
+
+def execute(
+    plan: WarehousePlan,
+    warehouse: Warehouse,
+    reading: Reading,
+    *,
+    breakers: Breakers | None = None,
+    rate_limit: float | None = None,
+) -> Receipt:
+    """Commit the reclaim, then delete.  Raises Conflict if somebody holds on to what was to go."""
+    limits = breakers or Breakers()
+    removal.check(plan.tables, limits)
+    if plan.changes:
+        _as_system(warehouse).commit(
+            plan.changes, base=plan.reclaim.base, message=f"reclaim below {plan.reclaim.floor}"
+        )
+    reading = replace(reading, lake=_Tables(warehouse, plan.reclaim))
+    done = removal.execute(plan.tables, reading, breakers=limits, rate_limit=rate_limit)
+    costs = Costs()
+    sound = {one.table_key for one in done.tables if one.error is None and not one.failed_deletes}
+    with costs.stage(reading, "reclaim branches and the log"):
+        stores = Stores(reading.opening)
+        _forget_forks(plan, sound, stores)
+        _forget_places(plan, stores)
+        costs.add_requests(stores.requests())
+        log = _delete_log(plan, warehouse, reading, costs, rate_limit)
+    tables = [replace(one, table_key=plan.named(one)) for one in done.tables]
+    tables.sort(key=lambda one: one.table_key)
+    return replace(
+        done,
+        tables=[*tables, log],
+        requests=removal.added(done.requests, costs.requests),
+        seconds=removal.added(done.seconds, costs.seconds),
+    )
+
+
+def _as_system(warehouse: Warehouse) -> Warehouse:
+    return replace(warehouse, actor=warehouse.actor or SYSTEM)
+
+
+def _forget_forks(plan: WarehousePlan, sound: set[str], stores: Stores) -> None:
+    """Take away the refs of forks whose files are gone; longest names first, so children before."""
+    keys = {one.table_id: one.table_key for one in plan.tables.tables}
+    numbers = _names(plan.reclaim)
+    roots = {root.root_id: root for root in plan.tables.roots}
+    begin = f"_refs/branches/{FORKS}"
+    rows = (
+        plan.tables.files.filter(F.col("path").startswith(begin))
+        .select("table_id", "root_id", "path")
+        .collect()
+    )
+    for row in sorted(rows, key=lambda one: -len(one.path)):
+        pins = plan.reclaim.lance.get(numbers.get(keys.get(row.table_id, ""), ""))
+        name = row.path.rpartition("/")[2].removesuffix(".json")
+        if pins is not None and pins.lets_go(name) and keys[row.table_id] in sound:
+            root = roots[row.root_id]
+            stores(root.location).delete([root.key(row.path)])
+
+
+def _forget_places(plan: WarehousePlan, stores: Stores) -> None:
+    """Take away the marks of tables that the log has forgotten."""
+    for number in (*plan.emptied, *plan.reclaim.forget):
+        place = Location.parse(plan.reclaim.table(number).location).child(lance.WAITING)
+        store = stores(place)
+        keys = [key for batch in store.list(place.key) for key in batch.column("key").to_pylist()]
+        for start in range(0, len(keys), 1000):
+            store.delete(keys[start : start + 1000])
+        store.prune_directory(place.key)
+
+
+def _delete_log(
+    plan: WarehousePlan,
+    warehouse: Warehouse,
+    reading: Reading,
+    costs: Costs,
+    rate_limit: float | None,
+) -> TableReceipt:
+    root = Root(_LOG, _LOG, warehouse.location.child(MANIFEST))
+    pace = Pace(1, rate_limit, reading.clock)
+    done = deletion.delete_in_order(plan.log, [root], reading.opening, pace).collect()
+    costs.add_noted(done, "kind", "files")
+    removed, failed, example = RemovalStats(), 0, ""
+    for row in done:
+        if row.note is None and row.outcome == Deletion.DELETED.value:
+            removed += removal_of(row.kind, row.files, row.bytes)
+        elif row.note is None and row.outcome == Deletion.FAILED.value:
+            failed, example = failed + row.files, row.error
+    if not isinstance(warehouse.log.handler, StoreHandler):
+        removed += _forget_rows(plan.reclaim, warehouse)
+    receipt = TableReceipt(MANIFEST, removed, failed)
+    if failed:
+        message = f"{failed} file(s) could not be deleted ({example}); run again to retry them"
+        receipt = replace(receipt, error=message, error_kind=ErrorKind.STORAGE.value)
+    return receipt
+
+
+def _forget_rows(reclaim: Reclaim, warehouse: Warehouse) -> RemovalStats:
+    held = reclaim.base.manifest.held()
+    handler = warehouse.log.handler
+    going = [one for one in handler.versions() if one < reclaim.floor and one not in held]
+    handler.forget(going)
+    return RemovalStats(old_versions_removed=len(going))
+
+
+# -- Iceberg tables --------------------------------------------------------------------------------
+
+
+class _Tables(Lake):
+    """The Iceberg tables of a warehouse by their ids, as the pipeline asks for them."""
+
+    #: Seconds after which the log is looked at again.
+    _FRESH = 1.0
+
+    def __init__(self, warehouse: Warehouse, reclaim: Reclaim) -> None:
+        super().__init__()
+        self._warehouse = _as_system(warehouse)
+        self._reclaim = reclaim
+        self._lock = Lock()
+        self._manifest = reclaim.base.manifest
+        self._seen = reclaim.base.seen
+
+    def tables(self, target: CatalogTarget) -> list[CatalogTarget]:
+        return [target] if target.parts else [_target(number) for number in self._reclaim.iceberg]
+
+    def locate(self, table: CatalogTarget) -> Pointer:
+        number = table.parts[-1]
+        branch, seen = self._reclaim.pointers[number]
+        if self._reclaim.iceberg[number].purged:
+            return Pointer(table, seen.path)
+        found = self._fresh().branches[branch].pins.get(number)
+        if found is None:
+            raise NotFound(f"{'.'.join(self._reclaim.table(number).name)} was dropped meanwhile")
+        return Pointer(table, found.path)
+
+    def _fresh(self) -> Manifest:
+        with self._lock:
+            now = self._warehouse.log.clock.elapsed()
+            if now - self._seen > self._FRESH:
+                self._manifest, self._seen = self._warehouse.refresh().manifest, now
+            return self._manifest
+
+    def committing(self, pointer: Pointer, opening: Opening) -> Commit:  # noqa: ARG002
+        number = pointer.table.parts[-1]
+        branch, _ = self._reclaim.pointers[number]
+        table = self._reclaim.table(number)
+        return _Expiry(self._warehouse, table, branch, pointer, self._lock)
+
+
+class _Expiry(Commit):
+    """Takes snapshots out of the metadata of one table of a warehouse."""
+
+    def __init__(
+        self, warehouse: Warehouse, table: Table, branch: str, pointer: Pointer, lock: Lock
+    ) -> None:
+        self._warehouse = warehouse
+        self._table = table
+        self._branch = branch
+        self._pointer = pointer
+        self._lock = lock
+
+    def remove(self, removal: Removal, *, now_ms: int) -> Committed:  # noqa: ARG002
+        # One after the other: they all make versions of one log.
+        with self._lock:
+            head = self._warehouse.refresh()
+            found = head.manifest.branches[self._branch].pins.get(self._table.id)
+            name = ".".join(self._table.name)
+            if found is None or found.path != self._pointer.metadata_location:
+                raise Conflict(ErrorKind.CONFLICT, f"{name} changed meanwhile")
+            tables = iceberg.tables_of(self._warehouse)
+            after = tables.without(self._table, found, removal)
+            change = Change(Operation.EXPIRE, self._table.id, found, after)
+            try:
+                self._warehouse.commit(
+                    [change],
+                    base=head,
+                    branch=self._branch,
+                    message=f"expire snapshots of {name}",
+                    rebase=iceberg.stale,
+                )
+            except LakewardenError as error:
+                if error.kind is not ErrorKind.COMMIT_UNKNOWN:
+                    tables.discard(self._table, after)
+                raise
+        return Committed(after.path, [], [], {}, writes_metadata=False)

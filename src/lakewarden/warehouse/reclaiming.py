@@ -1,0 +1,393 @@
+"""What of a warehouse's past stays, and what may go.
+
+Versions from the *floor* on stay, all of them; of older ones those that tags and branches hold.  What
+is kept of a table follows from that: the versions that it was pinned to.  A table may have a floor of
+its own, above that of the warehouse.
+
+A reclaim is first committed, as a version like any other: from then on nobody can tag, branch or
+restore what is going.  Only then files are deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache, cached_property
+
+from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused, UsageError
+from lakewarden.expiry import Held
+from lakewarden.model import Format, format_duration, parse_duration
+from lakewarden.retention import Pins
+from lakewarden.storage.location import Location
+from lakewarden.warehouse.commit import Head
+from lakewarden.warehouse.manifest import (
+    MAIN,
+    Change,
+    Manifest,
+    Operation,
+    Pin,
+    Table,
+)
+from lakewarden.warehouse.warehouse import Warehouse, overlap
+
+#: Versions that stay whatever the rules say: enough to undo a bad load, and the one before.
+RECOVERY = 3
+#: Versions and dropped tables younger than this stay: somebody may be building on them.
+MIN_AGE = timedelta(hours=1)
+#: How long a dropped table can be brought back, unless the warehouse says otherwise.
+GRACE = "lakewarden.undrop-for"
+DEFAULT_GRACE = timedelta(days=7)
+#: What Lance branches are called that are forks of the warehouse.
+FORKS = "lakewarden-"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the user wants kept; a version goes only if every rule that is given lets it go."""
+
+    older_than: timedelta | None = None
+    keep: int | None = None
+    before_version: int | None = None
+    min_age: timedelta = MIN_AGE
+
+    def __post_init__(self) -> None:
+        if all(rule is None for rule in (self.older_than, self.keep, self.before_version)):
+            raise UsageError(
+                ErrorKind.EMPTY_POLICY,
+                "no rule says which versions may go; give at least one of --keep N, "
+                "--older-than 14d, --before-version N",
+            )
+        for name, number in (("keep", self.keep), ("before-version", self.before_version)):
+            if number is not None and not 1 <= number < 2**63:
+                raise UsageError(
+                    ErrorKind.USAGE, f"--{name} is {number}; it must be between 1 and 2^63-1"
+                )
+        spans = (self.older_than, self.min_age)
+        if any(span is not None and span < timedelta(0) for span in spans):
+            raise UsageError(ErrorKind.USAGE, "a duration cannot be negative; write 0s for none")
+
+    def describe(self) -> str:
+        """Say the rules in words, as the plan prints them."""
+        rules = []
+        if self.older_than is not None:
+            rules.append(f"older than {format_duration(self.older_than)}")
+        if self.keep is not None:
+            rules.append(f"beyond the last {self.keep}")
+        if self.before_version is not None:
+            rules.append(f"before version {self.before_version}")
+        return "remove versions of the warehouse " + " and ".join(rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """What stays, what goes, and the changes that say so."""
+
+    base: Head
+    floor: int
+    #: Tables with a floor of their own that is to move.
+    floors: Mapping[str, int] = field(default_factory=dict)
+    #: What is needed of each table of the two formats; those that are purged, nothing.
+    lance: Mapping[str, Pins] = field(default_factory=dict)
+    iceberg: Mapping[str, Held] = field(default_factory=dict)
+    #: The metadata file, and its branch, that an Iceberg table's snapshots are taken out of.
+    pointers: Mapping[str, tuple[str, Pin]] = field(default_factory=dict)
+    #: Lance tables that stay as they are, and may use files of others.
+    idle: tuple[str, ...] = ()
+    #: Dropped tables whose files are to go, and those outside the warehouse, whose files stay.
+    purge: tuple[str, ...] = ()
+    forget: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def table(self, number: str) -> Table:
+        return self.base.manifest.tables[number]
+
+    def changes(self, emptied: tuple[str, ...] = ()) -> list[Change]:
+        """Return what must be committed before files go; `emptied` have no files left."""
+        changes = []
+        if self.floor > self.base.manifest.floor:
+            changes.append(Change(Operation.RECLAIM, version=self.floor))
+        changes += (
+            Change(Operation.RECLAIM, number, version=floor)
+            for number, floor in sorted(self.floors.items())
+            if floor > self.table(number).floor
+        )
+        changes += (Change(Operation.PURGE, number) for number in self.purge)
+        changes += (Change(Operation.FORGET, number) for number in (*self.forget, *emptied))
+        return changes
+
+
+def decide(
+    warehouse: Warehouse,
+    rules: Rules | None,
+    now: datetime,
+    tables: Mapping[str, Rules] | None = None,
+) -> Reclaim:
+    """Decide what stays.  Without rules all versions do; `tables` have rules of their own.
+
+    Raises Refused if some branch or tag cannot be read: what it needs is not known then.
+    """
+    past = _Past(warehouse, warehouse.refresh(), now)
+    floor = past.floor(rules)
+    own = {number: past.floor_of(number, each) for number, each in (tables or {}).items()}
+    return past.decided(floor, own, rules.min_age if rules is not None else MIN_AGE)
+
+
+class _Past:
+    """The versions of a warehouse while they are decided about."""
+
+    def __init__(self, warehouse: Warehouse, head: Head, now: datetime) -> None:
+        self._warehouse = warehouse
+        self._base = head
+        self._head = head.manifest
+        self._now = now
+        self._at: Callable[[int], Manifest] = cache(self._read)
+        self._seen: dict[tuple[int, str], Mapping[str, Pin]] = {}
+        self._warnings: list[str] = []
+
+    def _read(self, version: int) -> Manifest:
+        return self._head if version == self._head.version else self._warehouse.log.at(version)
+
+    # -- floors ----------------------------------------------------------------------------------
+
+    def floor(self, rules: Rules | None) -> int:
+        """Return the first version that stays, with all after it."""
+        known = max(self._head.floor, 1)
+        if rules is None:
+            return known
+        newest, safe = self._head.version, self._last(RECOVERY)
+        floors = [self._at_age(max(rules.older_than or timedelta(0), rules.min_age))]
+        if rules.keep is not None:
+            floors.append(self._last(rules.keep))
+        if rules.before_version is not None:
+            floors.append(rules.before_version)
+        wanted = min(floors)
+        if wanted > safe and newest >= RECOVERY:
+            self._warnings.append(
+                f"the last {RECOVERY} versions of the warehouse stay whatever the rules say: a bad "
+                "load can be undone with them; 10 or more are recommended"
+            )
+        return max(known, min(wanted, safe))
+
+    def _last(self, number: int) -> int:
+        """Return the oldest of the last so many versions, not counting those that only let go."""
+        left, oldest = number, 1
+        for logged in self._warehouse.history():
+            if logged.version < self._head.floor:
+                return max(self._head.floor, 1)
+            left -= not logged.transaction.is_upkeep
+            oldest = logged.version
+            if not left:
+                break
+        return oldest if not left else 1
+
+    def _at_age(self, age: timedelta) -> int:
+        """Return the version that was current then: every moment since can be read."""
+        try:
+            return self._warehouse.version_at(self._now - age, self._head)
+        except NotFound:
+            # Everything is younger, or what was then is gone.
+            return max(self._head.floor, 1)
+
+    def floor_of(self, number: str, rules: Rules) -> int:
+        """Return the first version of the warehouse that stays for one table."""
+        known = max(self._head.floor, self._head.tables[number].floor, 1)
+        kept = max(rules.keep or RECOVERY, RECOVERY)
+        moved = self._moved(number, known, kept)
+        floors = [moved, self._at_age(max(rules.older_than or timedelta(0), rules.min_age))]
+        return max(known, min(floors))
+
+    def _moved(self, number: str, floor: int, times: int) -> int:
+        """Return the version at which a table got the oldest of its last so many versions."""
+        left = times
+        for logged in self._warehouse.history():
+            if logged.version < floor:
+                break
+            if any(c.table == number and c.after is not None for c in logged.transaction.changes):
+                left -= 1
+                if not left:
+                    return logged.version
+        return floor
+
+    # -- what is needed --------------------------------------------------------------------------
+
+    def decided(self, floor: int, own: Mapping[str, int], min_age: timedelta) -> Reclaim:
+        head = self._head
+        needs = _Needs(self._views(), self._refs())
+        floors = {number: max(floor, table.floor, own.get(number, 0))
+                  for number, table in head.tables.items()}  # fmt: skip
+        lance: dict[str, Pins] = {}
+        iceberg: dict[str, Held] = {}
+        pointers: dict[str, tuple[str, Pin]] = {}
+        idle: list[str] = []
+        purge: list[str] = []
+        forget: list[str] = []
+        files, needed = self._iceberg_files(floors), needs.tables()
+        for number, table in head.tables.items():
+            if number not in needed:
+                fate = self._fate(table, floor, min_age)
+                if fate is not None:
+                    (purge if fate is Operation.PURGE else forget).append(number)
+                if fate is Operation.PURGE or table.purged:
+                    lance |= {number: Pins(purged=True)} if table.format is Format.LANCE else {}
+                    if table.format is Format.ICEBERG and table.last is not None:
+                        iceberg[number] = Held(table.location, purged=True)
+                        pointers[number] = MAIN, table.last
+                elif fate is None and table.last is not None and table.format is Format.LANCE:
+                    idle.append(number)
+            elif table.format is Format.LANCE:
+                lance[number] = self._lance(number, self._at(floors[number]), needs)
+            else:
+                current = self._current(number)
+                if current is not None:
+                    pointers[number] = current
+                    iceberg[number] = self._iceberg(
+                        table, self._at(floors[number]), needs, files.get(number, {}), current
+                    )
+        return Reclaim(
+            self._base,
+            floor,
+            {number: floors[number] for number in own},
+            lance,
+            iceberg,
+            pointers,
+            tuple(idle),
+            tuple(number for number in purge if not head.tables[number].purged),
+            tuple(forget),
+            tuple(self._warnings),
+        )
+
+    def _fate(self, table: Table, floor: int, min_age: timedelta) -> Operation | None:
+        """Return what becomes of a table that no branch and no tag has; None: it stays."""
+        inside = overlap(Location.parse(table.location), self._warehouse.location)
+        if table.purged:
+            return Operation.PURGE if inside else Operation.FORGET
+        if table.dropped is None or table.dropped > floor:
+            return None
+        grace = max(self._grace, min_age)
+        since = _EPOCH + timedelta(microseconds=table.dropped_us or 0)
+        if self._now - since < grace:
+            return None
+        # Files elsewhere may be somebody else's as well.
+        return Operation.PURGE if inside and table.last is not None else Operation.FORGET
+
+    @cached_property
+    def _grace(self) -> timedelta:
+        text = self._head.properties.get(GRACE)
+        return DEFAULT_GRACE if text is None else parse_duration(text)
+
+    def _views(self) -> dict[str, Mapping[str, Pin]]:
+        return {branch: self._pins(self._head, branch) for branch in self._head.branches}
+
+    def _refs(self) -> list[Mapping[str, Pin]]:
+        """Return the pins of every version that a tag names or a branch begins at."""
+        tags = {(tag.version, tag.branch) for tag in self._head.tags.values()}
+        bases = {(one.base, one.parent) for one in self._head.branches.values() if one.parent}
+        return [self._pins(self._at(version), branch) for version, branch in sorted(tags | bases)]
+
+    def _pins(self, manifest: Manifest, branch: str) -> Mapping[str, Pin]:
+        key = manifest.version, branch
+        try:
+            if key not in self._seen:
+                self._seen[key] = self._warehouse.pins_of(manifest, branch)
+            return self._seen[key]
+        except (LakewardenError, KeyError) as error:
+            why = error.message if isinstance(error, LakewardenError) else "it is not there"
+            raise Refused(
+                ErrorKind.DAMAGED_REF,
+                f"branch {branch} of version {manifest.version} cannot be read ({why}); what it needs "
+                "is not known, so nothing goes: mend that first",
+            ) from error
+
+    def _lance(self, number: str, then: Manifest, needs: _Needs) -> Pins:
+        heads: dict[str, int] = {}
+        floors: dict[str, int] = {}
+        for name, branch in self._head.branches.items():
+            now = branch.pins.get(number)
+            if now is None:
+                continue
+            line = line_of(now)
+            before = then.branches.get(name)
+            same = before is not None and before.made == branch.made
+            was = before.pins.get(number) if before is not None and same else None
+            heads[line] = now.version
+            floors[line] = was.version if was is not None and line_of(was) == line else 0
+        held = {(line_of(pin), pin.version) for pin in needs.of(number)}
+        return Pins(heads, floors, frozenset(held), FORKS)
+
+    def _current(self, number: str) -> tuple[str, Pin] | None:
+        """Return the branch on which an Iceberg table's snapshots are decided; main if it is there."""
+        for name, branch in sorted(self._head.branches.items(), key=lambda one: one[0] != MAIN):
+            pin = branch.pins.get(number)
+            if pin is not None:
+                return name, pin
+        return None
+
+    def _iceberg(
+        self,
+        table: Table,
+        then: Manifest,
+        needs: _Needs,
+        files: Mapping[str, tuple[int, ...] | None],
+        current: tuple[str, Pin],
+    ) -> Held:
+        alive = [name for name, one in self._head.branches.items() if _is(then, name, one.made)]
+        pins = [self._pins(then, name).get(table.id) for name in alive]
+        pins += [*needs.of(table.id), current[1]]
+        whole = [
+            one.pins[table.id]
+            for name, one in self._head.branches.items()
+            if one.pins.get(table.id) is not None and name != current[0]
+        ]
+        kept = {pin.path: pin.snapshots for pin in pins if pin is not None}
+        return Held(table.location, {**files, **kept}, [pin.path for pin in whole if pin])
+
+    def _iceberg_files(
+        self, floors: Mapping[str, int]
+    ) -> dict[str, dict[str, tuple[int, ...] | None]]:
+        """Return the metadata that Iceberg tables had at versions that stay."""
+        found: dict[str, dict[str, tuple[int, ...] | None]] = {}
+        mine = {n for n, one in self._head.tables.items() if one.format is Format.ICEBERG}
+        lowest = min((floors[number] for number in mine), default=self._head.version)
+        for logged in self._warehouse.history() if mine else ():
+            if logged.version < lowest:
+                break
+            branch = self._head.branches.get(logged.transaction.branch)
+            if branch is None or branch.made > logged.version:
+                continue
+            for number, pin in _moves(logged.transaction.changes):
+                if number in mine and logged.version >= floors[number]:
+                    found.setdefault(number, {})[pin.path] = pin.snapshots
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """Pins that somebody reads: of every branch now, and of every version that a ref holds."""
+
+    views: Mapping[str, Mapping[str, Pin]]
+    refs: list[Mapping[str, Pin]]
+
+    def tables(self) -> set[str]:
+        return {number for pins in (*self.views.values(), *self.refs) for number in pins}
+
+    def of(self, number: str) -> Iterator[Pin]:
+        for pins in (*self.views.values(), *self.refs):
+            if number in pins:
+                yield pins[number]
+
+
+def _is(manifest: Manifest, name: str, made: int) -> bool:
+    return name in manifest.branches and manifest.branches[name].made == made
+
+
+def _moves(changes: tuple[Change, ...]) -> Iterator[tuple[str, Pin]]:
+    return ((one.table, one.after) for one in changes if one.after is not None)
+
+
+def line_of(pin: Pin) -> str:
+    """Return the table's own branch that a pin of a Lance table is on."""
+    parts = pin.path.split("/")
+    return parts[1] if parts[0] == "tree" else MAIN
