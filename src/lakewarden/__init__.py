@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lakewarden.maintenance.operations import (
         execute,
+        keep_clean,
         load_plan,
         plan_cleanup,
         plan_orphans,
+        plan_warehouse_cleanup,
         save_plan,
     )
     from lakewarden.maintenance.plan import Plan
@@ -27,9 +29,11 @@ __all__ = [
     "Plan",
     "Receipt",
     "execute",
+    "keep_clean",
     "load_plan",
     "plan_cleanup",
     "plan_orphans",
+    "plan_warehouse_cleanup",
     "save_plan",
 ]
 _HOMES = {"Breakers": "safety", "Plan": "plan", "Receipt": "removal"}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lakewarden.cli import output
-from lakewarden.cli.options import check_rate, opening, pairs
-from lakewarden.errors import ErrorKind, Exit, LakewardenError, NotFound, Refused
+from lakewarden.cli.options import opening, pairs
+from lakewarden.errors import Conflict, ErrorKind, Exit, LakewardenError, NotFound, Refused
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from lakewarden.maintenance.removal import Receipt, TableReceipt
     from lakewarden.maintenance.safety import Breakers
     from lakewarden.maintenance.survey import Reading
+    from lakewarden.maintenance.warehouse import Request
     from lakewarden.storage.location import Location
+    from lakewarden.warehouse.warehouse import Warehouse
 
 #: Stages from the start of Spark to the last manifest.
 _STAGES = 7
@@ -57,15 +59,13 @@ def remove(
     rate_limit: float | None,
     save_plan: str | None,
 ) -> None:
+    """Remove from tables; the targets were echoed and consented to."""
     from lakewarden.maintenance import cleanup as operations
     from lakewarden.maintenance import plan as plans
     from lakewarden.maintenance import removal
     from lakewarden.pipeline.frames import Stores
 
-    check_rate(rate_limit)
     places = [*targets.tables, *targets.directories]
-    echo(targets, consent, engine)
-    consent = ask(places, consent)
     if places and all(place.is_local and not Path(place.uri).exists() for place in places):
         raise NotFound(f"{places[0].uri} does not exist; check the path")
     if save_plan is not None:
@@ -108,6 +108,61 @@ def remove(
             )
             break
         receipt = receipt.followed_by(again.after(plan))
+    show_receipt(receipt, consent)
+
+
+def is_warehouse(targets: Targets, options: dict[str, str]) -> bool:
+    """Tell whether the one target is a warehouse."""
+    from lakewarden.warehouse.warehouse import Warehouse
+
+    alone = len(targets.tables) == 1 and not targets.iceberg.tables
+    return alone and Warehouse.is_at(targets.tables[0], opening(options))
+
+
+def remove_from_warehouse(
+    warehouse: Warehouse,
+    request: Request,
+    consent: Consent,
+    breakers: Breakers,
+    engine: Engine,
+    *,
+    options: dict[str, str],
+    rate_limit: float | None,
+) -> None:
+    """Clean a whole warehouse; the target was echoed and consented to."""
+    from lakewarden.maintenance import warehouse as operations
+    from lakewarden.maintenance.fleet import Targets
+
+    reading = start(engine, options, Targets(()), None)
+    receipt: Receipt | None = None
+    for attempt in range(_ATTEMPTS):
+        if consent.confirm:
+            operations.publish(warehouse)
+        plan = operations.plan(warehouse, request, reading, now=reading.clock.now())
+        shown = plan.shown
+        if not attempt:
+            tell_warnings(shown)
+        if not consent.confirm:
+            show_plan(shown, shown.kept_versions(), consent)
+            return
+        agreed = {warehouse.location.store}
+        others = [one.location for one in shown.roots if one.location.store not in agreed]
+        consent = ask([one for one in others if one.scheme != "iceberg"], consent)
+        if not consent.json and not attempt:
+            output.to_stdout(output.plan_text(shown, shown.kept_versions(), []))
+        limits = breakers if receipt is None else breakers.less(receipt.removed)
+        try:
+            done = operations.execute(plan, reading, breakers=limits, rate_limit=rate_limit)
+        except Conflict:
+            # Somebody has made a tag or a branch, or gone back: what stays must be decided again.
+            if attempt == _ATTEMPTS - 1:
+                raise
+            continue
+        done = done.after(plan.tables)
+        receipt = done if receipt is None else receipt.followed_by(done)
+        if not receipt.outdated:
+            break
+    assert receipt is not None
     show_receipt(receipt, consent)
 
 

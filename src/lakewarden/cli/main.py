@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -15,9 +15,11 @@ from lakewarden.cli.conduct import (
     ask,
     echo,
     end_progress,
+    is_warehouse,
     look_at,
     open_catalogs,
     remove,
+    remove_from_warehouse,
     show_plan,
     show_receipt,
     start,
@@ -28,6 +30,7 @@ from lakewarden.cli.options import (
     CatalogOpt,
     ConfirmOpt,
     ConfOpt,
+    DatabaseOpt,
     ExcludeOpt,
     GuardOpt,
     JsonOpt,
@@ -61,6 +64,10 @@ from lakewarden.errors import ErrorKind, Exit, LakewardenError, Refused, UsageEr
 from lakewarden.model import MAIN, Guard, PrefixMismatch, parse_duration
 from lakewarden.retention import OnTagged
 
+if TYPE_CHECKING:
+    from lakewarden.cli.session import Engine
+    from lakewarden.maintenance.safety import Breakers
+
 # Heavy imports (Spark, Arrow, stores) happen inside the commands: `--help` answers at once.
 
 app = typer.Typer(
@@ -88,6 +95,7 @@ def main(
 
 @app.command()
 def cleanup(
+    context: typer.Context,
     targets: TargetsArg,
     older_than: Annotated[
         str | None,
@@ -163,6 +171,13 @@ def cleanup(
             help="Iceberg: skip a table of which fewer snapshots could go.",
         ),
     ] = None,
+    due: Annotated[
+        bool,
+        typer.Option(
+            "--due",
+            help="A warehouse: clean the tables that are due, each as its own properties say.",
+        ),
+    ] = False,
     guard: GuardOpt = Guard.CATALOG,
     recursive: RecursiveOpt = False,
     protect: ProtectOpt = [],
@@ -176,6 +191,7 @@ def cleanup(
     max_delete_share: MaxShareOpt = None,
     storage_option: StorageOpt = [],
     catalog_property: CatalogOpt = [],
+    log_database: DatabaseOpt = None,
     master: MasterOpt = None,
     remote: RemoteOpt = None,
     conf: ConfOpt = [],
@@ -187,7 +203,8 @@ def cleanup(
 
     Rules given together all have to let a version go. Shows the plan; --confirm executes it.
     Iceberg tables expire snapshots; rules that are not given come from their history.expire.*
-    properties.
+    properties. Of a warehouse, versions of all tables go together, and what its tags and branches
+    hold stays.
 
     [bold]Examples[/bold]
 
@@ -198,11 +215,22 @@ def cleanup(
       lakewarden cleanup s3://lake/tables --recursive --older-than 30d --on-tagged keep --confirm --yes
 
       lakewarden cleanup iceberg://prod/sales.orders --older-than 5d --keep 10 --confirm --yes
+
+      lakewarden cleanup s3://lake/warehouse --keep 20 --older-than 14d --confirm --yes
     """
     from lakewarden.maintenance.cleanup import Cleanup, Rules
 
     refuse_server(server)
     where = read_targets(targets, recursive, protect, exclude, guard=guard)
+    options = pairs(storage_option, "--storage-option")
+    consent, engine = Consent(confirm, yes, json, quiet), read_engine(master, remote, conf)
+    breakers = read_breakers(max_delete_files, max_delete_bytes, max_delete_share)
+    check_rate(rate_limit)
+    echo(where, consent, engine)
+    consent = ask([*where.tables, *where.directories], consent)
+    if due or log_database is not None or is_warehouse(where, options):
+        _clean_warehouse(context, targets, consent, breakers, engine)
+        return
     rules = Rules(
         older_than=None if older_than is None else parse_duration(older_than),
         keep=keep,
@@ -227,14 +255,78 @@ def cleanup(
     remove(
         where,
         request,
-        Consent(confirm, yes, json, quiet),
-        read_breakers(max_delete_files, max_delete_bytes, max_delete_share),
-        read_engine(master, remote, conf),
-        options=pairs(storage_option, "--storage-option"),
+        consent,
+        breakers,
+        engine,
+        options=options,
         catalog=pairs(catalog_property, "--catalog-property"),
         rate_limit=rate_limit,
         save_plan=save_plan,
     )
+
+
+#: Options of `cleanup` that say something about single tables.
+_OF_TABLES = (
+    "versions", "on_tagged", "age_from", "branch", "clean_referenced_branches", "expire_detached",
+    "max_ref_age", "min_snapshots_to_expire", "guard", "recursive", "protect", "exclude",
+    "save_plan", "catalog_property",
+)  # fmt: skip
+_OF_WAREHOUSES = ("older_than", "keep", "before_version", "min_age")
+
+
+def _clean_warehouse(
+    context: typer.Context,
+    targets: list[str],
+    consent: Consent,
+    breakers: Breakers,
+    engine: Engine,
+) -> None:
+    """Do what `cleanup` was asked for to a whole warehouse."""
+    from lakewarden.maintenance.warehouse import Request
+    from lakewarden.warehouse.reclaiming import Rules
+
+    given = context.params
+    strange = [name for name in _OF_TABLES if _is_given(context, name)]
+    if given["due"]:
+        strange += [name for name in _OF_WAREHOUSES if _is_given(context, name)]
+    if strange:
+        named = ", ".join("--" + name.replace("_", "-") for name in strange)
+        raise UsageError(
+            ErrorKind.USAGE,
+            f"{named} cannot be used here: versions of a warehouse go for all its tables together"
+            + (", and with --due each table's properties say which" if given["due"] else ""),
+        )
+    if len(targets) != 1:
+        raise UsageError(ErrorKind.USAGE, "clean one warehouse at a time")
+    margins = {
+        "unverified_after": parse_duration(given["unverified_after"]),
+        "delete_unverified": given["delete_unverified"],
+    }
+    age = given["older_than"]
+    rules = None
+    if not given["due"]:
+        rules = Rules(
+            None if age is None else parse_duration(age),
+            given["keep"],
+            given["before_version"],
+            parse_duration(given["min_age"]),
+        )
+    opened = warehouse.open_warehouse(targets[0], given["log_database"], given["storage_option"])
+    request = Request.for_due(opened, **margins) if rules is None else Request(rules, **margins)
+    remove_from_warehouse(
+        opened,
+        request,
+        consent,
+        breakers,
+        engine,
+        options=pairs(given["storage_option"], "--storage-option"),
+        rate_limit=given["rate_limit"],
+    )
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 @app.command("remove-orphans")
@@ -333,12 +425,22 @@ def remove_orphans(
         inventory=inventory,
         below=location,
     )
+    consent, engine = Consent(confirm, yes, json, quiet), read_engine(master, remote, conf)
+    check_rate(rate_limit)
+    echo(where, consent, engine)
+    consent = ask([*where.tables, *where.directories], consent)
+    if is_warehouse(where, pairs(storage_option, "--storage-option")):
+        raise Refused(
+            ErrorKind.IN_WAREHOUSE,
+            f"{where.tables[0].uri} is a warehouse; its cleanup removes orphans as well: lakewarden "
+            "cleanup WAREHOUSE --keep N",
+        )
     remove(
         where,
         request,
-        Consent(confirm, yes, json, quiet),
+        consent,
         read_breakers(max_delete_files, max_delete_bytes, max_delete_share),
-        read_engine(master, remote, conf),
+        engine,
         options=pairs(storage_option, "--storage-option"),
         catalog=pairs(catalog_property, "--catalog-property"),
         rate_limit=rate_limit,

@@ -130,6 +130,14 @@ SavePlanOpt = Annotated[
         "--save-plan", metavar="DIR", help="Write the plan there, for `lakewarden apply`."
     ),
 ]
+DatabaseOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--log-database",
+        metavar="URL",
+        help="Where a warehouse's log is kept if its store cannot create-if-absent (postgresql://…).",
+    ),
+]
 ServerOpt = Annotated[str | None, typer.Option("--server", hidden=True)]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakewarden.cli import output
-from lakewarden.cli.options import JsonOpt, StorageOpt, opening, pairs
+from lakewarden.cli.options import DatabaseOpt, JsonOpt, StorageOpt, opening, pairs
 from lakewarden.errors import ErrorKind, UsageError
 from lakewarden.model import MAIN, parse_moment
 
@@ -20,14 +20,6 @@ app = typer.Typer(help="Make and show warehouses.", no_args_is_help=True)
 
 WarehouseArg = Annotated[
     str, typer.Argument(metavar="WAREHOUSE", help="Its path or URI.", show_default=False)
-]
-DatabaseOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--log-database",
-        metavar="URL",
-        help="Where the log is kept if the store cannot create-if-absent (postgresql://…).",
-    ),
 ]
 ActorOpt = Annotated[
     str | None, typer.Option("--as", metavar="NAME", help="Who the log says has done it.")
@@ -78,7 +70,7 @@ def show(
 
       lakewarden warehouse show s3://lake/warehouse
     """
-    found = _open(warehouse, log_database, storage_option)
+    found = open_warehouse(warehouse, log_database, storage_option)
     view = found.read()
     manifest = view.manifest
     dropped = [one for one in manifest.tables.values() if one.dropped is not None]
@@ -118,7 +110,7 @@ def tables(
 
       lakewarden tables s3://lake/warehouse --tag training
     """
-    found = _open(warehouse, log_database, storage_option)
+    found = open_warehouse(warehouse, log_database, storage_option)
     view = _read(found, version, tag, at, branch)
     rows: list[dict[str, Any]] = []
     for table in view.tables():
@@ -165,7 +157,7 @@ def log(
     """
     if limit < 0:
         raise UsageError(ErrorKind.USAGE, f"--limit is {limit}; give a number from 0 (all)")
-    found = _open(warehouse, log_database, storage_option)
+    found = open_warehouse(warehouse, log_database, storage_option)
     names = {one.id: ".".join(one.name) for one in found.known.manifest.tables.values()}
     rows = [_logged(one, names) for one in found.history(limit or None)]
     text = [
@@ -226,7 +218,7 @@ def tag(
       lakewarden tag s3://lake/warehouse training-2026-11 --delete
     """
     _check_name(name, delete=delete, version=version)
-    found = _open(warehouse, log_database, storage_option, actor)
+    found = open_warehouse(warehouse, log_database, storage_option, actor)
     if name is not None and delete:
         found.delete_tag(name)
     elif name is not None:
@@ -270,7 +262,7 @@ def branch(
       lakewarden branch s3://lake/warehouse experiment --delete
     """
     _check_name(name, delete=delete, version=version)
-    found = _open(warehouse, log_database, storage_option, actor)
+    found = open_warehouse(warehouse, log_database, storage_option, actor)
     if name is not None and delete:
         found.delete_branch(name)
     elif name is not None:
@@ -316,7 +308,7 @@ def restore(
 
     if version is None and tag is None and at is None:
         raise UsageError(ErrorKind.USAGE, "say where to go back to: --version, --tag or --at")
-    found = with_formats(_open(warehouse, log_database, storage_option, actor))
+    found = with_formats(open_warehouse(warehouse, log_database, storage_option, actor))
     before = found.known.version
     view = _read(found, version, tag, at, branch)
     done = found.restore(view, names.parse_name(table) if table else None)
@@ -345,7 +337,7 @@ def undrop(
     """
     from lakewarden.warehouse import names
 
-    found = _open(warehouse, log_database, storage_option, actor)
+    found = open_warehouse(warehouse, log_database, storage_option, actor)
     found.undrop(names.parse_name(table))
     _tell(json, f"{table} is back", "undrop", version=found.known.version, table_key=table)
 
@@ -357,9 +349,10 @@ def register(main: typer.Typer) -> None:
         main.command()(command)
 
 
-def _open(
+def open_warehouse(
     uri: str, database: str | None, storage: list[str], actor: str | None = None
 ) -> Warehouse:
+    """Open the warehouse that a command is about."""
     from lakewarden.warehouse.warehouse import Warehouse
 
     options = pairs(storage, "--storage-option")

@@ -9,27 +9,37 @@ receipt = lakewarden.execute(spark, plan)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from lakewarden.errors import LakewardenError
 from lakewarden.formats.iceberg.paths import Equality
 from lakewarden.maintenance import cleanup, fleet, removal
 from lakewarden.maintenance import plan as plans
+from lakewarden.maintenance import warehouse as warehouses
 from lakewarden.maintenance.cleanup import Cleanup
 from lakewarden.maintenance.fleet import IcebergTargets
 from lakewarden.maintenance.plan import Plan
 from lakewarden.maintenance.removal import Receipt
 from lakewarden.maintenance.safety import MIN_AGE, UNVERIFIED_AFTER, Breakers
 from lakewarden.maintenance.survey import Reading
+from lakewarden.maintenance.warehouse import WarehousePlan
 from lakewarden.model import MAIN, Guard, PrefixMismatch, parse_duration
 from lakewarden.pipeline.frames import ReadStores, Stores
 from lakewarden.retention import OnTagged
 from lakewarden.storage.opening import Opener
+from lakewarden.warehouse import reclaiming
+from lakewarden.warehouse.warehouse import Warehouse
 from lakewarden.world import SystemClock
 
+_LOG = logging.getLogger("lakewarden")
 Duration = timedelta | str
 #: Settings for the catalogs of `iceberg://` targets, or open PyIceberg catalogs by name.
 Catalogs = Mapping[str, Any]
@@ -88,6 +98,59 @@ def plan_cleanup(
     return cleanup.plan(where, request, reading, now=reading.clock.now())
 
 
+def plan_warehouse_cleanup(
+    spark: SparkSession,
+    warehouse: Warehouse,
+    *,
+    older_than: Duration | None = None,
+    keep: int | None = None,
+    before_version: int | None = None,
+    due: bool = False,
+    min_age: Duration = MIN_AGE,
+    unverified_after: Duration = UNVERIFIED_AFTER,
+    delete_unverified: bool = False,
+    tasks: int = TASKS,
+) -> WarehousePlan:
+    """Plan the removal of old versions of a warehouse, in all its tables and in its log.
+
+    With `due` only tables that are due are cleaned, each as its own properties say.
+    """
+    margins: dict[str, Any] = {
+        "unverified_after": _duration(unverified_after),
+        "delete_unverified": delete_unverified,
+    }
+    if due:
+        request = warehouses.Request.for_due(warehouse, **margins)
+    else:
+        age = None if older_than is None else _duration(older_than)
+        rules = reclaiming.Rules(age, keep, before_version, _duration(min_age))
+        request = warehouses.Request(rules, **margins)
+    reading = Reading(spark, warehouse.opener, SystemClock(), tasks)
+    return warehouses.plan(warehouse, request, reading, now=reading.clock.now())
+
+
+def keep_clean(spark: SparkSession, warehouse: Warehouse, *, tasks: int = TASKS) -> None:
+    """Clean tables in this session, in the background, when commits of `warehouse` make them due.
+
+    What fails is logged and left to the next that is due, or to `lakewarden cleanup --due`.
+    """
+    running = ThreadPoolExecutor(1, thread_name_prefix="lakewarden-cleanup")
+
+    def clean() -> None:
+        try:
+            # Not the writer's object: its view of the warehouse is its own.
+            mine = replace(warehouse, on_due=None, formats={})
+            warehouses.publish(mine)
+            execute(spark, plan_warehouse_cleanup(spark, mine, due=True, tasks=tasks), tasks=tasks)
+        except (LakewardenError, PySparkException) as error:
+            _LOG.warning("tables that are due were not cleaned: %s", error)
+
+    def start(_due: Sequence[str]) -> None:
+        running.submit(clean)
+
+    warehouse.on_due = start
+
+
 def plan_orphans(
     spark: SparkSession,
     targets: str | Sequence[str],
@@ -126,7 +189,7 @@ def plan_orphans(
 
 def execute(
     spark: SparkSession,
-    plan: Plan,
+    plan: Plan | WarehousePlan,
     *,
     breakers: Breakers | None = None,
     rate_limit: float | None = None,
@@ -135,6 +198,9 @@ def execute(
     tasks: int = TASKS,
 ) -> Receipt:
     """Delete what the plan says; tables that changed since are left alone and say so."""
+    if isinstance(plan, WarehousePlan):
+        reading = Reading(spark, plan.warehouse.opener, SystemClock(), tasks)
+        return warehouses.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)
     where = fleet.targets_of([table.table_key for table in plan.tables])
     reading = _reading(spark, where, catalog, storage_options, tasks)
     return removal.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)

@@ -284,7 +284,8 @@ def in_warehouse(place: Location) -> Refused:
     return Refused(
         ErrorKind.IN_WAREHOUSE,
         f"{place.uri} belongs to a warehouse, and only its log knows which versions and files tags, "
-        "branches and restores need; nothing goes: leave the table out (--exclude)",
+        "branches and restores need; nothing goes: clean the warehouse (lakewarden cleanup WAREHOUSE), or "
+        "leave the table out (--exclude)",
     )
 
 

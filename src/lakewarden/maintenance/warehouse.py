@@ -50,7 +50,7 @@ from lakewarden.storage.store import Deletion
 from lakewarden.warehouse import iceberg, lance
 from lakewarden.warehouse.handlers import StoreHandler
 from lakewarden.warehouse.manifest import Change, Manifest, Operation, Table
-from lakewarden.warehouse.reclaiming import FORKS, MIN_AGE, Reclaim, Rules, decide
+from lakewarden.warehouse.reclaiming import FORKS, MIN_AGE, Reclaim, Rules, decide, due
 from lakewarden.warehouse.warehouse import MANIFEST, Warehouse
 
 #: What the catalog of a warehouse's Iceberg tables is called, and who does what cleanup commits.
@@ -68,6 +68,14 @@ class Request:
     tables: Mapping[str, Rules] = field(default_factory=dict)
     unverified_after: timedelta = UNVERIFIED_AFTER
     delete_unverified: bool = False
+    #: Marks of tables that are due; taken away when they have been cleaned.
+    marks: tuple[str, ...] = ()
+
+    @classmethod
+    def for_due(cls, warehouse: Warehouse, **margins: Any) -> Request:
+        """Return the request that cleans the tables that are due, each by its own properties."""
+        tables, marks = due(warehouse)
+        return cls(None, tables, marks=tuple(marks), **margins)
 
     @property
     def min_age(self) -> timedelta:
@@ -88,7 +96,8 @@ class Request:
 class WarehousePlan:
     """What cleanup of a warehouse would do."""
 
-    reclaim: Reclaim
+    warehouse: Warehouse = field(repr=False)
+    reclaim: Reclaim = field(repr=False)
     #: The tables, as the pipeline knows them.
     tables: Plan
     #: The log's own objects that go.
@@ -97,6 +106,8 @@ class WarehousePlan:
     #: Purged tables of which no file is left.
     emptied: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    #: Marks of tables that were due.
+    marks: tuple[str, ...] = ()
 
     @property
     def shown(self) -> Plan:
@@ -172,7 +183,7 @@ def plan(
         requests=removal.added(found.requests, costs.requests),
         seconds=removal.added(found.seconds, costs.seconds),
     )
-    return WarehousePlan(reclaim, found, log, row, gone, dotted)
+    return WarehousePlan(warehouse, reclaim, found, log, row, gone, dotted, request.marks)
 
 
 def _targets(reclaim: Reclaim) -> Targets:
@@ -283,14 +294,13 @@ def _log_row(log: DataFrame, reclaim: Reclaim) -> TablePlan:
 
 def execute(
     plan: WarehousePlan,
-    warehouse: Warehouse,
     reading: Reading,
     *,
     breakers: Breakers | None = None,
     rate_limit: float | None = None,
 ) -> Receipt:
     """Commit the reclaim, then delete.  Raises Conflict if somebody holds on to what was to go."""
-    limits = breakers or Breakers()
+    limits, warehouse = breakers or Breakers(), plan.warehouse
     removal.check(plan.tables, limits)
     if plan.changes:
         _as_system(warehouse).commit(
@@ -306,6 +316,8 @@ def execute(
         _forget_places(plan, stores)
         costs.add_requests(stores.requests())
         log = _delete_log(plan, warehouse, reading, costs, rate_limit)
+        if len(sound) == len(done.tables):
+            warehouse.marks.take_away(list(plan.marks))
     tables = [replace(one, table_key=plan.named(one)) for one in done.tables]
     tables.sort(key=lambda one: one.table_key)
     return replace(

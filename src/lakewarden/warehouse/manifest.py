@@ -319,7 +319,7 @@ class _State:
             case Operation.UNBRANCH:
                 self._unbranch(change.name[0])
             case Operation.SETTINGS:
-                self.properties = _updated(self.properties, change.properties)
+                self.properties = updated(self.properties, change.properties)
             case Operation.RECLAIM if not change.table:
                 self.floor = max(self.floor, change.version or 0)
             case Operation.FORGET:
@@ -374,10 +374,11 @@ def _described(table: Table, change: Change) -> Table:
     if change.name:
         table = replace(table, name=change.name)
     if change.properties:
-        table = replace(table, properties=_updated(table.properties, change.properties))
+        table = replace(table, properties=updated(table.properties, change.properties))
     return table
 
 
-def _updated(properties: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+def updated(properties: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return properties with changes; None takes one away."""
     whole = {**properties, **changes}
     return {name: value for name, value in whole.items() if value is not None}

@@ -29,6 +29,7 @@ from lakewarden.warehouse.manifest import (
     Pin,
     Table,
 )
+from lakewarden.warehouse.upkeep import AutoCleanup
 from lakewarden.warehouse.warehouse import Warehouse, overlap
 
 #: Versions that stay whatever the rules say: enough to undo a bad load, and the one before.
@@ -133,6 +134,20 @@ def decide(
     floor = past.floor(rules)
     own = {number: past.floor_of(number, each) for number, each in (tables or {}).items()}
     return past.decided(floor, own, rules.min_age if rules is not None else MIN_AGE)
+
+
+def due(warehouse: Warehouse, min_age: timedelta = MIN_AGE) -> tuple[dict[str, Rules], list[str]]:
+    """Return the tables that are due, each with the rules it has; and all marks that say so."""
+    manifest = warehouse.refresh().manifest
+    found: dict[str, Rules] = {}
+    marks = warehouse.marks.found()
+    for number in marks:
+        table = manifest.tables.get(number)
+        # The mark of a table that is gone, or asks for nothing any more, is just taken away.
+        wanted = None if table is None else AutoCleanup.of(table.properties)
+        if table is not None and table.dropped is None and wanted is not None:
+            found[number] = Rules(wanted.older_than, wanted.retain, min_age=min_age)
+    return found, [name for names in marks.values() for name in names]
 
 
 class _Past:

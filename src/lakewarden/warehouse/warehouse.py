@@ -52,12 +52,16 @@ from lakewarden.warehouse.manifest import (
     Table,
     Tag,
     Transaction,
+    updated,
 )
+from lakewarden.warehouse.upkeep import AutoCleanup, Marks
 from lakewarden.world import Chance, Clock, SystemChance, SystemClock, fresh_id
 
 #: The directory of the warehouse's own objects, below its root.
 MANIFEST = "__manifest"
 TABLES = "tables"
+#: What makes a directory a warehouse: it says where the log is.
+_MARKER = "handler.json"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -146,6 +150,8 @@ class Warehouse:
     opener: Callable[[Location], Store]
     actor: str | None = None
     formats: dict[Format, Tables] = field(default_factory=dict)
+    #: Is told at once, and must return at once, when a commit has made tables due to be cleaned.
+    on_due: Callable[[Sequence[str]], None] | None = None
     _head: Head | None = None
     _bases: dict[tuple[int, str], Mapping[str, Pin]] = field(default_factory=dict)
 
@@ -163,7 +169,7 @@ class Warehouse:
                 "writers could take the same version; keep the log in a database: "
                 "--log-database postgresql://…",
             )
-        marker = f"{prefix}/handler.json"
+        marker = f"{prefix}/{_MARKER}"
         if store.exists(marker):
             raise _exists(found.location)
         head = found.log.head()
@@ -192,6 +198,12 @@ class Warehouse:
         _check_handler(found.location, found.log, access.get("database"))
         found.refresh()
         return found
+
+    @staticmethod
+    def is_at(location: Location, opener: Callable[[Location], Store]) -> bool:
+        """Tell whether a place is a warehouse."""
+        marker = location.child(MANIFEST).child(_MARKER)
+        return opener(marker).exists(marker.key)
 
     @classmethod
     def _at(cls, uri: str, access: Access) -> Self:
@@ -380,8 +392,18 @@ class Warehouse:
 
     def submit(self, base: Head, transaction: Transaction, rebase: Rebase) -> Head:
         """Make a version of a transaction."""
-        self._head = self.log.commit(base, transaction, rebase)
-        return self._head
+        head = self._head = self.log.commit(base, transaction, rebase)
+        made = head.tail[-1].transaction
+        if made.id == transaction.id:
+            due = self.marks.leave(head.manifest, made.changes)
+            if due and self.on_due is not None:
+                self.on_due(due)
+        return head
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of tables that are due to be cleaned."""
+        return Marks(self.log.store, self.log.prefix)
 
     def create_tag(self, name: str, *, version: int | None = None, branch: str = MAIN) -> Tag:
         """Give a version a name that keeps it."""
@@ -439,6 +461,7 @@ class Warehouse:
             self.commit([Change(Operation.SETTINGS, properties=properties)], base=head)
             return
         table = self.view(head.manifest).table(name)
+        AutoCleanup.of(updated(table.properties, properties))
         change = Change(Operation.PROPERTIES, table.id, properties=properties)
         self.commit([change], base=head)
 
@@ -675,7 +698,7 @@ def _exists(location: Location) -> AlreadyExists:
 
 
 def _check_handler(location: Location, log: Log, database: str | None) -> None:
-    key = f"{log.prefix}/handler.json"
+    key = f"{log.prefix}/{_MARKER}"
     try:
         kept = json.loads(log.store.get(key))["handler"]
     except NotFound:

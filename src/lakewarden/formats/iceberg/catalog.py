@@ -132,7 +132,8 @@ class Lake:
             raise Refused(
                 ErrorKind.IN_WAREHOUSE,
                 f"catalog {name!r} is a warehouse, and only its log knows which snapshots and files "
-                "tags, branches and restores need; nothing goes",
+                "tags, branches and restores need; nothing goes: clean the warehouse itself, lakewarden "
+                "cleanup WAREHOUSE",
             )
         return self._open[name]
 
