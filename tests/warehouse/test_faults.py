@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 import lance
@@ -286,6 +287,8 @@ def test_a_staged_manifest_that_cannot_be_deleted_is_in_nobodys_way(
     tampered.failing("delete", "/tables/")
     run(late, load)
     assert waiting(root)
+    # Nor do those who try to take it away again, and fail again.
+    assert lance_ids(reopen(root, opener=tampered)) == [1, 2]
     assert seen(root) == AFTER
     write(Namespace(reopen(root)), "append", 3)
     assert lance_ids(reopen(root)) == [1, 2, 3]
@@ -459,9 +462,13 @@ def test_writers_that_take_tables_in_opposite_orders_do_not_wait_for_each_other(
         for step in range(4):
             run(mine, lambda tx, step=step: both(tx, step), attempts=1000)  # type: ignore[misc]
 
-    with ThreadPoolExecutor(2) as pool:
-        for one in [pool.submit(work, worker) for worker in range(2)]:
-            one.result(timeout=120)
+    # Daemons: if they do wait for each other, they do so for ever.
+    threads = [Thread(target=work, args=(worker,), daemon=True) for worker in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads)
     fresh = reopen(root)
     assert fresh.known.version == before + 8
     assert len(lance_ids(fresh)) + len(lance_ids(fresh, U)) == 2 + 8 * 3
