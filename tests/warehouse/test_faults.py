@@ -426,6 +426,28 @@ def test_branches_that_go_while_all_are_enumerated_are_those_that_were_there(
     assert sorted(one.version for one in reader.pinned_by_refs()) == [1, 3, 3]
 
 
+@pytest.mark.xfail(
+    strict=True, reason="a restore says nothing of the tables that it finds as they were"
+)
+def test_everything_goes_back_though_somebody_writes_to_a_table_that_was_unchanged(
+    root: Path, lake: Warehouse
+) -> None:
+    """Item 45: either the write is undone with the rest, or the restore is told that it came."""
+    good = lake.read()
+    write(Namespace(lake), "append", 2)
+    tampered = Tampered()
+    late = reopen(root, opener=tampered)
+    tampered.once(
+        "put_if_absent", VERSIONS, lambda: write(Namespace(reopen(root)), "append", 3, name=U)
+    )
+    try:
+        late.restore(good)
+    except Conflict:
+        assert seen(root) == ([1, 2], [1, 3], [10])
+    else:
+        assert seen(root) == BEFORE
+
+
 def merge(tx: Changes) -> None:
     update = dataset(tx.lance).merge_insert("id").when_matched_update_all()
     update.when_not_matched_insert_all().execute(id_rows(1, 7))
