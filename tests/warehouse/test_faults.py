@@ -26,6 +26,7 @@ from lakewarden.storage.opening import Opener
 from lakewarden.storage.store import Store
 from lakewarden.testing.faults import When
 from lakewarden.warehouse.commit import CHECKPOINT_EVERY, Log
+from lakewarden.warehouse.iceberg import WarehouseCatalog
 from lakewarden.warehouse.lance import Namespace
 from lakewarden.warehouse.manifest import Change, Manifest
 from lakewarden.warehouse.transaction import Changes, run, transaction
@@ -547,7 +548,8 @@ def test_who_may_not_write_reads_tables_of_both_formats(root: Path, lake: Wareho
     run(lake, load)
     files = sorted(root.rglob("*"))
     reader = reopen(root, opener=readonly())
-    assert (lance_ids(reader), lance_ids(reader, U)) == AFTER[:2]
+    facts = WarehouseCatalog("lake", opened=reader)
+    assert (lance_ids(reader), lance_ids(reader, U), iceberg_ids(facts)) == AFTER
     assert sorted(root.rglob("*")) == files
 
 
