@@ -303,9 +303,10 @@ def execute(
     limits, warehouse = breakers or Breakers(), plan.warehouse
     removal.check(plan.tables, limits)
     if plan.changes:
-        _as_system(warehouse).commit(
-            plan.changes, base=plan.reclaim.base, message=f"reclaim below {plan.reclaim.floor}"
-        )
+        message = f"reclaim below {plan.reclaim.floor}"
+        if plan.reclaim.floors:
+            message = f"reclaim versions of {len(plan.reclaim.floors)} table(s) that were due"
+        _as_system(warehouse).commit(plan.changes, base=plan.reclaim.base, message=message)
     reading = replace(reading, lake=_Tables(warehouse, plan.reclaim))
     done = removal.execute(plan.tables, reading, breakers=limits, rate_limit=rate_limit)
     costs = Costs()

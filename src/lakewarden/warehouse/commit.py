@@ -151,6 +151,8 @@ class Log:
         return [one for one in [*early, *late] if one.version > version]
 
     def _whole(self, entry: Entry, known: Head | None) -> Head:
+        if known is not None and entry.version == known.version + 1:
+            _check_parent(entry, known)
         start = known.manifest if known is not None else EMPTY
         if not entry.checkpoint <= start.version < entry.version:
             start = self._checkpoint(entry) if entry.checkpoint else EMPTY
@@ -344,6 +346,17 @@ class Log:
 
     def _checkpoint_key(self, version: int) -> str:
         return f"{self.prefix}/_checkpoints/{version:020d}"
+
+
+def _check_parent(entry: Entry, known: Head) -> None:
+    """Refuse a version that follows another one than that which is known under the same number."""
+    if known.write_id and entry.parent != known.write_id:
+        raise Damaged(
+            ErrorKind.CORRUPT_MANIFEST,
+            f"version {entry.version} of the warehouse does not follow the version {known.version} that "
+            "was there before: the store has lost one that it had acknowledged; look at the log, and "
+            "write again what is missing",
+        )
 
 
 def _outdated(manifest: Manifest, transaction: Transaction) -> Conflict | None:

@@ -11,7 +11,7 @@ restore what is going.  Only then files are deleted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property
 
@@ -105,10 +105,22 @@ class Reclaim:
     def table(self, number: str) -> Table:
         return self.base.manifest.tables[number]
 
+    def only(self, chosen: Mapping[str, int]) -> Reclaim:
+        """Return the same for some of the tables; the others stay as they are."""
+        others = [n for n in self.lance if n not in chosen and not self.lance[n].purged]
+        return replace(
+            self,
+            lance={number: pins for number, pins in self.lance.items() if number in chosen},
+            iceberg={number: held for number, held in self.iceberg.items() if number in chosen},
+            idle=(*self.idle, *others),
+            purge=(),
+            forget=(),
+        )
+
     def changes(self, emptied: tuple[str, ...] = ()) -> list[Change]:
         """Return what must be committed before files go; `emptied` have no files left."""
         changes = []
-        if self.floor > self.base.manifest.floor:
+        if self.floor > max(self.base.manifest.floor, 1):
             changes.append(Change(Operation.RECLAIM, version=self.floor))
         changes += (
             Change(Operation.RECLAIM, number, version=floor)
@@ -133,7 +145,8 @@ def decide(
     past = _Past(warehouse, warehouse.refresh(), now)
     floor = past.floor(rules)
     own = {number: past.floor_of(number, each) for number, each in (tables or {}).items()}
-    return past.decided(floor, own, rules.min_age if rules is not None else MIN_AGE)
+    whole = past.decided(floor, own, rules.min_age if rules is not None else MIN_AGE)
+    return whole if rules is not None else whole.only(own)
 
 
 def due(warehouse: Warehouse, min_age: timedelta = MIN_AGE) -> tuple[dict[str, Rules], list[str]]:

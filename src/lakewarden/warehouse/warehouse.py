@@ -62,6 +62,8 @@ MANIFEST = "__manifest"
 TABLES = "tables"
 #: What makes a directory a warehouse: it says where the log is.
 _MARKER = "handler.json"
+#: Where it was made; its tables lie where they were made, too.
+_HOME = "lakewarden.location"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -174,7 +176,8 @@ class Warehouse:
             raise _exists(found.location)
         head = found.log.head()
         if not head.version:
-            begin = Change(Operation.SETTINGS, properties={"lakewarden.id": fresh_id()})
+            settings = {"lakewarden.id": fresh_id(), _HOME: found.location.uri}
+            begin = Change(Operation.SETTINGS, properties=settings)
             transaction = Transaction(fresh_id(), 0, (begin,), actor=found.actor, message="init")
             try:
                 head = found.log.commit(head, transaction, stands)
@@ -383,15 +386,28 @@ class Warehouse:
         branch: str = MAIN,
         message: str | None = None,
         rebase: Rebase = stands,
+        expects: Mapping[str, Pin | None] | None = None,
     ) -> Head:
-        """Make one version of some changes, prepared on `base`."""
+        """Make one version of some changes, prepared on `base`.
+
+        `expects` are tables that are not changed, and must still be what they were.
+        """
         base = base or self.known
         number = self.log.new_id()
-        made = Transaction(number, base.version, tuple(changes), branch, self.actor, message)
+        made = Transaction(
+            number,
+            base.version,
+            tuple(changes),
+            branch,
+            self.actor,
+            message,
+            expects=expects or {},
+        )
         return self.submit(base, made, rebase)
 
     def submit(self, base: Head, transaction: Transaction, rebase: Rebase) -> Head:
         """Make a version of a transaction."""
+        self._check_home(base.manifest)
         head = self._head = self.log.commit(base, transaction, rebase)
         made = head.tail[-1].transaction
         if made.id == transaction.id:
@@ -399,6 +415,16 @@ class Warehouse:
             if due and self.on_due is not None:
                 self.on_due(due)
         return head
+
+    def _check_home(self, manifest: Manifest) -> None:
+        """Refuse to write through a copy: the places of its tables are those of the original."""
+        home = manifest.properties.get(_HOME)
+        if home is not None and home != self.location.uri:
+            raise Refused(
+                ErrorKind.LOCATION_OVERLAP,
+                f"this warehouse was made at {home} and its tables lie there; {self.location.uri} is a "
+                "copy of its log, and writing through both would lose data: open the original",
+            )
 
     @property
     def marks(self) -> Marks:
@@ -591,8 +617,15 @@ class Warehouse:
             if not changes:
                 return head
             message = message or f"restore version {to.version}"
+            changed = {change.table for change in changes}
+            same = {number: view.pins.get(number) for number in chosen - changed}
             done = self.commit(
-                changes, base=head, branch=to.branch, message=message, rebase=_refuse
+                changes,
+                base=head,
+                branch=to.branch,
+                message=message,
+                rebase=_refuse,
+                expects=same,
             )
         except LakewardenError as error:
             # Only these say what became of it: after an interrupt it may be committed all the same.
