@@ -44,6 +44,7 @@ from lakewarden.warehouse.manifest import (
     Transaction,
     apply,
 )
+from lakewarden.warehouse.reclaiming import Reclaim, Rules, decide
 from lakewarden.warehouse.warehouse import View, Warehouse
 
 SEEDS = 1000
@@ -108,6 +109,8 @@ class Lake:
         #: Transactions in the order of their versions.
         self.history: list[str] = []
         self.logs: list[Log] = []
+        #: Whether somebody takes away what refs hold.
+        self.hasty = False
         log = self.log(self.memory)
         made = [
             Change(
@@ -249,6 +252,28 @@ class Lake:
 
         return clean
 
+    def reclaimer(self, rounds: int) -> Callable[[], None]:
+        """Clean as cleanup does: decide, commit what stays, and only then take old versions away."""
+
+        def reclaim() -> None:
+            place = Location.parse("memory://lake/w")
+            lake = Keeper(place, self.log(), lambda _: self.store)
+            lake.told = self.told
+            for _ in range(rounds):
+                with suppress(NotFound, Conflict, Refused, StorageError):
+                    self._reclaim(lake)
+
+        return reclaim
+
+    def _reclaim(self, lake: Warehouse) -> None:
+        plan = decide(lake, Rules(keep=1, min_age=timedelta(0)), self.world.now())
+        changes = plan.changes()
+        if changes:
+            lake.commit(changes, base=plan.base)
+        held = plan.base.manifest.held()
+        handler = lake.log.handler
+        handler.forget([one for one in handler.versions() if one < plan.floor and one not in held])
+
     # -- what must hold --------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -304,6 +329,8 @@ class Lake:
                 assert name in before.branches
                 children = [one for one in before.branches.values() if one.parent == name]
                 assert not children, "a branch that others begin on was deleted"
+            case Operation.RECLAIM:
+                assert (change.version or 0) > before.floor, "it moves on"
             case _:
                 raise AssertionError(f"nobody here does {change.operation}")
 
@@ -337,7 +364,7 @@ class Lake:
                 found = lake.read(version=version, branch=branch).pins
             except NotFound as error:
                 assert error.kind is ErrorKind.RECLAIMED  # noqa: PT017
-                assert set(self.past) - set(log.handler.versions())
+                assert self.hasty, "cleanup keeps what refs hold"
             else:
                 assert found == self.pins(self.past[version], branch)
 
@@ -349,10 +376,14 @@ def run(
     writers: int = 3,
     keepers: int = 0,
     clean: bool = False,
+    reclaimers: int = 0,
     **lake: Any,
 ) -> Lake:
     one = Lake(seed, faults=faults, **lake)
-    actors = {f"writer {i}": one.writer(3) for i in range(writers)}
+    one.hasty = clean
+    actors: dict[str, Callable[[], None]] = {}
+    actors |= {f"writer {i}": one.writer(3) for i in range(writers)}
+    actors |= {f"reclaimer {i}": one.reclaimer(3) for i in range(reclaimers)}
     actors |= {f"keeper {i}": one.keeper(4) for i in range(keepers)}
     if clean:
         actors["cleaner"] = one.cleaner(5, keep=1)
@@ -396,6 +427,30 @@ def test_writers_that_slept_through_a_cleanup_lose_nothing() -> None:
     for lake in runs(SEEDS // 10, clean=True, faults=0.01, writers=2, keepers=1):
         refused += len(lake.refused)
     assert refused, "some did sleep"
+
+
+@pytest.mark.usefixtures("hasty")
+def test_cleanup_takes_nothing_that_tags_and_branches_hold() -> None:
+    done: Counter[Operation] = Counter()
+    gone = 0
+    for lake in runs(SEEDS // 5, faults=0.01, writers=1, keepers=2, reclaimers=1):
+        done += lake.done
+        there = set(StoreHandler(lake.memory, f"{PREFIX}/_versions").versions())
+        gone += len(set(lake.past) - there)
+    assert done[Operation.RECLAIM] > SEEDS / 50, done
+    assert gone > SEEDS / 10, "versions did go"
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_reclaim_that_is_not_committed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reclaim, "changes", lambda *_: [])
+    assert caught(300, faults=0.0, writers=1, keepers=2, reclaimers=1)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_reclaim_that_does_not_conflict_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conflicts, "_clearing", lambda *_: conflicts.Rule.STANDS)
+    assert caught(300, faults=0.0, writers=1, keepers=3, reclaimers=2)
 
 
 def test_a_seed_replays_exactly() -> None:
@@ -455,7 +510,7 @@ def test_a_branch_that_moves_with_main_is_caught(monkeypatch: pytest.MonkeyPatch
     def moving(self: Warehouse, manifest: Manifest, branch: str) -> dict[str, Pin]:
         return {**manifest.pins(), **manifest.pins(branch)}
 
-    monkeypatch.setattr(Warehouse, "_pins", moving)
+    monkeypatch.setattr(Warehouse, "pins_of", moving)
     assert caught(100, faults=0.0, writers=1, keepers=2)
 
 
