@@ -13,7 +13,7 @@ from lakewarden.warehouse import codec
 from lakewarden.warehouse.codec import CHECKPOINTS, ENTRIES
 from lakewarden.warehouse.commit import CHECKPOINT_EVERY, Log
 from lakewarden.warehouse.handlers import StoreHandler
-from lakewarden.warehouse.manifest import STAMP
+from lakewarden.warehouse.manifest import STAMP, Manifest
 from tests.warehouse.small import PREFIX, FakeClock, Haunted, append, commit, grow, open_log
 
 #: The shape that the first release wrote.
@@ -42,7 +42,8 @@ def made_older(store: Haunted, log: Log) -> None:
         store.put(handler.key(version), sealed({**body, "stamp": FIRST}))
     for key in [key for key in keys(store) if "/_checkpoints/" in key]:
         manifest = CHECKPOINTS.decode(store.get(key), key)
-        body = json.loads(codec.Codec(type(manifest), "").encode(manifest).rpartition(b"\n")[0])
+        plain: codec.Codec[Manifest] = codec.Codec(Manifest, "checkpoint")
+        body = json.loads(plain.encode(manifest).rpartition(b"\n")[0])
         store.put(key, sealed({**body, "stamp": FIRST}))
 
 
