@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from lakewarden.errors import Exit
+from lakewarden.errors import Exit, UsageError
 from lakewarden.warehouse.lance import Namespace
 from lakewarden.warehouse.warehouse import Warehouse
 from tests.cli.small import contents
 from tests.cli.terminal import Outcome, lakewarden
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 IMPL = "lakewarden.warehouse.iceberg.WarehouseCatalog"
 
@@ -528,3 +531,119 @@ def test_a_warehouse_must_be_named() -> None:
         outcome = lakewarden(*command)
         assert outcome.code == 2
         assert "WAREHOUSE" in outcome.error
+
+
+# -- cleanup ---------------------------------------------------------------------------------------
+
+
+def reclaimed(place: Path, version: int) -> str:
+    return refused(
+        lakewarden("tables", str(place), "--version", str(version), "--json"), "reclaimed"
+    )
+
+
+def test_cleanup_shows_what_would_go_and_changes_nothing(spark: SparkSession, root: Path) -> None:
+    before = files(root)
+    shown = lakewarden("cleanup", str(root), "--keep", "3", "--min-age", "0s")
+    assert shown.code == Exit.DONE, shown
+    assert "remove versions of the warehouse beyond the last 3" in shown.stdout
+    assert "__manifest" in shown.stdout
+    assert "preview: nothing was changed" in shown.stdout
+    assert files(root) == before
+
+
+def test_cleanup_removes_old_versions_and_says_so(spark: SparkSession, root: Path) -> None:
+    write(root, "overwrite", 3)
+    done = lakewarden("cleanup", str(root), "--keep", "3", "--min-age", "0s", "--confirm", "--json")
+    assert done.code == Exit.DONE, done
+    by_key = {row["table_key"]: row for row in done.document["tables"]}
+    assert set(by_key) == {"__manifest", "db.t", "db.facts"}
+    assert by_key["__manifest"]["old_versions_removed"] == 6
+    assert all(row["error"] is None for row in by_key.values())
+    assert "version 2 of the warehouse was reclaimed" in reclaimed(root, 2)
+    assert ids(root) == [3]
+    again = lakewarden("cleanup", str(root), "--keep", "3", "--min-age", "0s", "--confirm")
+    assert again.code == Exit.DONE
+    assert "removed  nothing" in again.stdout
+
+
+def test_a_tagged_version_stays(spark: SparkSession, root: Path) -> None:
+    assert lakewarden("tag", str(root), "first", "--version", "3").code == Exit.DONE
+    for number in (3, 4, 5):
+        write(root, "overwrite", number)
+    done = lakewarden("cleanup", str(root), "--keep", "3", "--min-age", "0s", "--confirm")
+    assert done.code == Exit.DONE, done
+    assert lakewarden("restore", str(root), "db.t", "--tag", "first").code == Exit.DONE
+    assert ids(root) == [1]
+
+
+def test_fewer_versions_than_recovery_needs_are_warned_of(spark: SparkSession, root: Path) -> None:
+    shown = lakewarden("cleanup", str(root), "--keep", "1", "--min-age", "0s")
+    assert shown.code == Exit.DONE
+    assert "the last 3 versions of the warehouse stay" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--keep", "3", "--versions", "2"),
+        ("--keep", "3", "--branch", "side"),
+        ("--keep", "3", "--save-plan", "somewhere"),
+        ("--due", "--keep", "3"),
+    ],
+)
+def test_what_means_nothing_for_a_warehouse_is_refused(
+    root: Path, options: tuple[str, ...]
+) -> None:
+    before = files(root)
+    said = refused(lakewarden("cleanup", str(root), *options, "--json"), "usage", Exit.USAGE)
+    assert "cannot be used here" in said
+    assert files(root) == before
+
+
+def test_a_rule_is_needed(root: Path) -> None:
+    refused(lakewarden("cleanup", str(root), "--json"), "empty_policy", Exit.USAGE)
+
+
+def test_orphans_of_a_warehouse_go_with_its_cleanup(root: Path) -> None:
+    said = refused(lakewarden("remove-orphans", str(root), "--json"), "in_warehouse")
+    assert "lakewarden cleanup WAREHOUSE" in said
+
+
+def test_what_is_due_is_cleaned(spark: SparkSession, root: Path) -> None:
+    nothing = lakewarden("cleanup", "--due", str(root), "--confirm")
+    assert nothing.code == Exit.DONE, nothing
+    warehouse = Warehouse.open(str(root))
+    wanted = {
+        "lakewarden.auto-cleanup.interval": "3",
+        "lakewarden.auto-cleanup.retain": "3",
+    }
+    warehouse.set_properties(wanted, ("db", "t"))
+    before = newest(root)
+    for number in range(3, 8):
+        write(root, "overwrite", number)
+    marks = root / "__manifest/_due"
+    assert len(list(marks.iterdir())) == 2
+    # Nothing is old enough yet, and nobody waits for it: the next interval comes.
+    done = lakewarden("cleanup", "--due", str(root), "--confirm", "--json")
+    assert done.code == Exit.DONE, done
+    assert not list(marks.iterdir())
+    assert newest(root) == before + 5
+    assert [row["table_key"] for row in done.document["tables"]] == ["db.t", "__manifest"]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"lakewarden.auto-cleanup.interval": "often"},
+        {"lakewarden.auto-cleanup.interval": "3"},
+        {"lakewarden.auto-cleanup.retain": "3"},
+        {"lakewarden.auto-cleanup.interval": "0", "lakewarden.auto-cleanup.retain": "3"},
+        {"lakewarden.auto-cleanup.interval": "3", "lakewarden.auto-cleanup.older-than": "old"},
+    ],
+)
+def test_properties_that_make_no_sense_are_refused(root: Path, properties: dict[str, str]) -> None:
+    before = newest(root)
+    with pytest.raises(UsageError):
+        Warehouse.open(str(root)).set_properties(properties, ("db", "t"))
+    assert newest(root) == before

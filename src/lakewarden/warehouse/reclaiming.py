@@ -119,13 +119,13 @@ class Reclaim:
 
     def changes(self, emptied: tuple[str, ...] = ()) -> list[Change]:
         """Return what must be committed before files go; `emptied` have no files left."""
-        changes = []
-        if self.floor > max(self.base.manifest.floor, 1):
+        changes, known = [], max(self.base.manifest.floor, 1)
+        if self.floor > known:
             changes.append(Change(Operation.RECLAIM, version=self.floor))
         changes += (
             Change(Operation.RECLAIM, number, version=floor)
             for number, floor in sorted(self.floors.items())
-            if floor > self.table(number).floor
+            if floor > max(self.table(number).floor, known)
         )
         changes += (Change(Operation.PURGE, number) for number in self.purge)
         changes += (Change(Operation.FORGET, number) for number in (*self.forget, *emptied))
