@@ -31,7 +31,7 @@ from lakewarden.errors import (
     UsageError,
 )
 from lakewarden.model import Format
-from lakewarden.warehouse.lance import Immediate, Namespace, Waiting, tables_of
+from lakewarden.warehouse.lance import Namespace, Waiting, tables_of
 from lakewarden.warehouse.manifest import Operation
 from lakewarden.warehouse.warehouse import Warehouse
 from tests.warehouse.lakes import (
@@ -757,13 +757,6 @@ def test_lances_own_branches_are_refused_and_ours_are_named(
         dataset(table).create_branch("side")
     assert lake.refresh().version == before
     assert rows(lake) == SQUARES
-
-
-def test_lance_tables_are_not_written_on_a_branch(lake: Warehouse) -> None:
-    lake.create_branch("side")
-    with pytest.raises(Refused) as raised:
-        Immediate(lake, tables_of(lake), "side")
-    assert raised.value.kind is ErrorKind.UNSUPPORTED_FEATURE
 
 
 def test_a_manifest_of_another_table_is_refused(lake: Warehouse, table: Namespace) -> None:

@@ -12,8 +12,9 @@ raised when a version is refused, they look at what is there and rebase by their
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -42,18 +43,22 @@ from lakewarden.errors import (
     NotFound,
     Refused,
     StorageError,
+    UsageError,
 )
 from lakewarden.formats.lance.manifest import transaction_file
 from lakewarden.formats.lance.transaction import operation
 from lakewarden.model import Format
 from lakewarden.storage.location import Location
+from lakewarden.storage.opening import Opener
 from lakewarden.storage.store import Store
+from lakewarden.warehouse import forks
 from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Name, Operation, Pin, Table
 from lakewarden.warehouse.warehouse import View, Warehouse
 from lakewarden.world import fresh_id
 
 _LAST = 2**64 - 1
-_PUBLIC = re.compile(r"(.*\.manifest)(-[^/]*)?")
+_STORAGE = "storage."
+_PROPERTIES = ("actor", "log-database")
 _V2 = re.compile(r"\d{20}\.manifest")
 #: What clients say when a version was refused, and they do not know why.
 _VAGUE = "Commit result for version"
@@ -89,6 +94,8 @@ class LanceTables:
         self._warehouse = warehouse
         #: Versions that are known to be public.
         self._shown: set[tuple[str, str]] = set()
+        #: Forks that are known to be there, by table and directory, with what they begin with.
+        self._forked: dict[tuple[str, str], Pin] = {}
 
     def store(self, table: Table) -> tuple[Store, str]:
         """Return the table's store and its key there."""
@@ -97,7 +104,7 @@ class LanceTables:
 
     def public(self, pin: Pin) -> str:
         """Return the path, below the table, under which everybody finds a version."""
-        return _public(pin.path)
+        return forks.public(pin.path)
 
     def publish(self, table: Table, pin: Pin) -> None:
         if (table.id, pin.path) in self._shown:
@@ -109,7 +116,7 @@ class LanceTables:
         self._shown.add((table.id, pin.path))
 
     def _show(self, table: Table, store: Store, root: str, path: str) -> None:
-        public = _public(path)
+        public = forks.public(path)
         if path == public:
             return
         try:
@@ -139,10 +146,12 @@ class LanceTables:
 
     def restore(self, table: Table, current: Pin, target: Pin) -> Pin:
         self.publish(table, current)
-        view = self._warehouse.view(self._warehouse.known.manifest)
+        manifest = self._warehouse.known.manifest
         # It may have been dropped, and somebody else have its name: here it is alone.
-        alone = replace(view.manifest, tables={table.id: replace(table, dropped=None)})
-        waiting = Waiting(self, View(alone, MAIN, {table.id: current}))
+        alone = replace(manifest, tables={table.id: replace(table, dropped=None)})
+        views = (View(alone, branch, {table.id: current}) for branch in manifest.branches)
+        at = forks.directory(current.path)
+        waiting = Waiting(self, next(one for one in views if forks.own(one, table) == at))
         namespace = Namespace(self._warehouse, waiting)
         try:
             with namespace.told():
@@ -162,15 +171,82 @@ class LanceTables:
         self._warehouse.mark(table)
         return table
 
-    def pinned(self, table: Table, version: int, path: str, **more: Any) -> Pin:
+    def pinned(self, view: View, table: Table, version: int, path: str, **more: Any) -> Pin:
         """Return the pin of a manifest that a client has staged, given by its key in the store."""
         root = Location.parse(table.location).key
-        if not path.startswith(f"{root}/_versions/"):
+        if not path.startswith(f"{root}/{forks.own(view, table)}_versions/"):
             raise Refused(
                 ErrorKind.LOCATION_OVERLAP,
-                f"the manifest {path} is not one of table {'.'.join(table.name)} ({root})",
+                f"the manifest {path} is not one of table {'.'.join(table.name)} ({root}) on branch "
+                f"{view.branch}; open the table again, and write what is to be written there",
             )
         return Pin(version, path[len(root) + 1 :], **more)
+
+    def on_branch(self, view: View, table: Table) -> Pin | None:
+        """Return the version that is current on a branch, where a client can go on from there.
+
+        A client tells where it writes when it opens a table, long before it does: so this is when
+        the table is forked.  If that cannot be done, by somebody who may only read perhaps, the
+        version is where it was; what is written from there is refused.
+        """
+        pin, fork = view.pins.get(table.id), forks.own(view, table)
+        if pin is None or forks.directory(pin.path) == fork:
+            return pin
+        if (table.id, fork) not in self._forked:
+            made = self._fork(table, pin, fork)
+            if made is None:
+                return pin
+            self._forked[table.id, fork] = made
+        return self._forked[table.id, fork]
+
+    def _fork(self, table: Table, base: Pin, fork: str) -> Pin | None:
+        """Make a branch of Lance's own of a version, or find the one that somebody else has made.
+
+        The version that it begins with comes first and is created if absent, then the ref that
+        protects what it needs; whoever finds the one without the other adds it.
+        """
+        self.publish(table, base)
+        store, root = self.store(table)
+        made = replace(base, path=f"{fork}_versions/{_LAST - base.version:020d}.manifest")
+        made = replace(made, size=None, e_tag=None, through=())
+        ref = f"{root}/_refs/branches/{forks.name(fork)}.json"
+        with suppress(StorageError):
+            if store.exists(f"{root}/{made.path}") and store.exists(ref):
+                return made
+        source = f"{uri_of(table)}/{forks.directory(base.path)}".rstrip("/")
+        try:
+            found = lance.dataset(source, version=base.version, storage_options=self.options())
+            found.create_branch(forks.name(fork))
+        except (OSError, ValueError, RuntimeError):
+            # Somebody else was faster, or died before the ref, or we may not write here.
+            if not store.exists(f"{root}/{made.path}"):
+                return None
+            self._add_ref(table, base, fork)
+        return made
+
+    def _add_ref(self, table: Table, base: Pin, fork: str) -> None:
+        store, root = self.store(table)
+        parent = forks.name(forks.directory(base.path))
+        before: list[Any] = []
+        if parent is not None:
+            told = json.loads(store.get(f"{root}/_refs/branches/{parent}.json"))
+            before = told["identifier"]["version_mapping"]
+        manifest = store.get(f"{root}/{forks.public(base.path)}")
+        ref = {
+            "parentBranch": parent,
+            "identifier": {"version_mapping": [*before, [base.version, fresh_id()]]},
+            "parentVersion": base.version,
+            "createAt": int(self._warehouse.log.clock.now().timestamp()),
+            "manifestSize": len(manifest),
+            "metadata": {},
+        }
+        with suppress(AlreadyExists):
+            key = f"{root}/_refs/branches/{forks.name(fork)}.json"
+            store.put_if_absent(key, json.dumps(ref).encode())
+
+    def options(self) -> dict[str, str] | None:
+        """Return how clients reach the tables' store."""
+        return dict(getattr(self._warehouse.opener, "options", {})) or None
 
     def operation(self, table: Table, pin: Pin) -> str:
         """Return what a version that was staged does, in Lance's words."""
@@ -181,13 +257,8 @@ class LanceTables:
                 ErrorKind.UNSUPPORTED_FEATURE,
                 f"version {pin.version} of {'.'.join(table.name)} does not say what it changes",
             )
-        return operation(store.get(f"{root}/_transactions/{named}"))
-
-
-def _public(path: str) -> str:
-    name = path.rpartition("/")[2]
-    found = _PUBLIC.fullmatch(name)
-    return f"_versions/{found[1] if found else name}"
+        fork = forks.directory(pin.path)
+        return operation(store.get(f"{root}/{fork}_transactions/{named}"))
 
 
 class Session(Protocol):
@@ -206,19 +277,10 @@ class Session(Protocol):
         ...
 
 
-def _check_main(branch: str) -> None:
-    if branch != MAIN:
-        raise Refused(
-            ErrorKind.UNSUPPORTED_FEATURE,
-            f"Lance tables are written on main only, not on branch {branch}",
-        )
-
-
 class Immediate:
     """Every version that a client asks for is one of the warehouse, at once."""
 
     def __init__(self, warehouse: Warehouse, tables: LanceTables, branch: str = MAIN) -> None:
-        _check_main(branch)
         self._warehouse = warehouse
         self._tables = tables
         self._branch = branch
@@ -238,6 +300,30 @@ class Immediate:
             [change], branch=self._branch, message=f"{does} {name}", rebase=_redo
         )
         return after
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One version of the warehouse, on one branch; nothing is ever written."""
+
+    seen: View
+
+    def view(self, *, fresh: bool = False) -> View:  # noqa: ARG002  # there is only the one
+        return self.seen
+
+    def declare(self, name: Name, location: str | None) -> Table:  # noqa: ARG002
+        raise self.refused()
+
+    def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:  # noqa: ARG002
+        raise self.refused()
+
+    def refused(self) -> Refused:
+        """Return what to raise at who wants to write."""
+        return Refused(
+            ErrorKind.UNSUPPORTED_FEATURE,
+            f"version {self.seen.version} of the warehouse is only read here; write to the head of a "
+            "branch",
+        )
 
 
 def _redo(change: Change, manifest: Manifest) -> Change:
@@ -265,13 +351,11 @@ class Waiting:
         return View(manifest, self.base.branch, {**self.base.pins, **self.pins})
 
     def declare(self, name: Name, location: str | None) -> Table:
-        _check_main(self.base.branch)
         table = self.tables.new_table(self.view(), name, location)
         self.made[table.id] = table
         return table
 
     def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:  # noqa: ARG002
-        _check_main(self.base.branch)
         does = self.tables.operation(table, after)
         earlier = self.pins.get(table.id)
         steps = self.does.setdefault(table.id, [])
@@ -280,7 +364,8 @@ class Waiting:
             # Compaction reserves numbers and then asks for the same version again.
             through, steps[:] = through[:-1], steps[:-1]
         steps.append(does)
-        path = f"{_WAITING}/{self.id}/{after.path.rpartition('/')[2].partition('.manifest')[0]}"
+        stem = after.path.rpartition("/")[2].partition(".manifest")[0]
+        path = f"{forks.directory(after.path)}{_WAITING}/{self.id}/{stem}"
         # Clients copy whatever is not called so to its public name by themselves.
         waits = replace(after, path=f"{path}.manifest", through=through)
         store, root = self.tables.store(table)
@@ -332,12 +417,27 @@ def _translated(error: LakewardenError) -> Exception:
 
 
 class Namespace(api.LanceNamespace):
-    """The Lance tables of a warehouse, for any Lance client."""
+    """The Lance tables of a warehouse, for any Lance client.
 
-    def __init__(self, warehouse: Warehouse, session: Session | None = None) -> None:
+    Clients that make a namespace by its class say where the warehouse is, and the rest in words:
+    `actor`, `log-database`, and storage options as `storage.…`.
+    """
+
+    def __init__(
+        self,
+        warehouse: Warehouse | str,
+        session: Session | None = None,
+        *,
+        branch: str = MAIN,
+        **properties: str,
+    ) -> None:
+        if isinstance(warehouse, str):
+            warehouse = _opened(warehouse, properties)
+        elif properties:
+            raise UsageError(ErrorKind.USAGE, f"a namespace knows no {', '.join(properties)}")
         self._warehouse = warehouse
         self._tables = tables_of(warehouse)
-        self._session = session or Immediate(warehouse, self._tables)
+        self._session = session or Immediate(warehouse, self._tables, branch)
         self._lock = RLock()
         self._trouble: list[LakewardenError] = []
 
@@ -391,14 +491,14 @@ class Namespace(api.LanceNamespace):
     @_answers(api.DescribeTableRequest)
     def describe_table(self, request: Any) -> Any:
         table = self._table(tuple(request.id or ()), fresh=True)
-        pin = self._session.view().pins.get(table.id)
+        pin = self._pin(table)
         return api.DescribeTableResponse(
             table=table.name[-1],
             namespace=list(table.name[:-1]),
-            location=_uri(table),
+            location=uri_of(table, pin),
             version=pin.version if pin is not None else None,
             managed_versioning=True,
-            storage_options=self._options(),
+            storage_options=self._tables.options(),
             properties=dict(table.properties),
             is_only_declared=pin is None,
         )
@@ -407,20 +507,24 @@ class Namespace(api.LanceNamespace):
     def declare_table(self, request: Any) -> Any:
         table = self._session.declare(tuple(request.id or ()), request.location)
         return api.DeclareTableResponse(
-            location=_uri(table), managed_versioning=True, storage_options=self._options()
+            location=uri_of(table), managed_versioning=True, storage_options=self._tables.options()
         )
 
     @_answers(api.DropTableRequest)
     def drop_table(self, request: Any) -> Any:
         table = self._table(tuple(request.id or ()), fresh=True)
         self._immediate()
-        self._warehouse.drop(table.name)
+        self._warehouse.drop(table.name, branch=self._session.view().branch)
         return api.DropTableResponse(id=list(table.name), location=table.location)
 
     @_answers(api.RenameTableRequest)
     def rename_table(self, request: Any) -> Any:
         table = self._table(tuple(request.id or ()), fresh=True)
         self._immediate()
+        if self._session.view().branch != MAIN:
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE, "a name holds on every branch; rename on main"
+            )
         space = request.new_namespace_id
         to = (*(table.name[:-1] if space is None else space), request.new_table_name)
         self._warehouse.rename(table.name, to)
@@ -430,15 +534,17 @@ class Namespace(api.LanceNamespace):
 
     @_answers(api.ListTableVersionsRequest)
     def list_table_versions(self, request: Any) -> Any:
-        self._check_branch(request.branch)
         table = self._table(tuple(request.id or ()), fresh=True)
-        pin = self._session.view().pins.get(table.id)
+        self._check_branch(table, request.branch)
+        pin = self._pin(table)
         if pin is None:
             return api.ListTableVersionsResponse(versions=[])
         if request.limit == 1 and request.descending:
             return api.ListTableVersionsResponse(versions=[self._version(table, pin)])
         store, root = self._tables.store(table)
-        numbers = sorted(_versions(store.list(f"{root}/_versions"), pin), reverse=True)
+        numbers = sorted(
+            _versions(store.list(f"{root}/{forks.directory(pin.path)}_versions"), pin), reverse=True
+        )
         if not request.descending:
             numbers.reverse()
         page, token = _page(numbers, request.page_token, request.limit)
@@ -448,9 +554,9 @@ class Namespace(api.LanceNamespace):
 
     @_answers(api.DescribeTableVersionRequest)
     def describe_table_version(self, request: Any) -> Any:
-        self._check_branch(request.branch)
         table = self._table(tuple(request.id or ()), fresh=True)
-        pin = self._session.view().pins.get(table.id)
+        self._check_branch(table, request.branch)
+        pin = self._pin(table)
         if pin is None or request.version is None or request.version > pin.version:
             raise TableVersionNotFoundError(
                 f"{'.'.join(table.name)} has no version {request.version}"
@@ -459,10 +565,11 @@ class Namespace(api.LanceNamespace):
 
     @_answers(api.CreateTableVersionRequest)
     def create_table_version(self, request: Any) -> Any:
-        self._check_branch(request.branch)
         name = tuple(request.id or ())
+        self._check_branch(self._table(name, fresh=False), request.branch)
         table, pin = self._expected(name, request.version)
         staged = self._tables.pinned(
+            self._session.view(),
             table,
             request.version,
             request.manifest_path,
@@ -482,6 +589,8 @@ class Namespace(api.LanceNamespace):
 
     def _expected(self, name: Name, version: int) -> tuple[Table, Pin | None]:
         """Return the table and its pin if the version is the next one, or raise Conflict."""
+        if isinstance(self._session, Reading):
+            raise self._session.refused()
         table, pin, after = self._next(name, fresh=False)
         if version != after:
             table, pin, after = self._next(name, fresh=True)
@@ -501,7 +610,8 @@ class Namespace(api.LanceNamespace):
                 ErrorKind.DRIFT,
                 f"a client asks for version {version} of {'.'.join(name)}, and the warehouse knows "
                 f"it up to {after - 1}; somebody has written past the warehouse: move the manifests "
-                f"from {after} on out of {table.location}/_versions, and write their rows again",
+                f"from {after} on out of {uri_of(table, self._pin(table))}/_versions, and write their "
+                "rows again",
             )
         raise Conflict(
             ErrorKind.CONFLICT, f"version {version} of {'.'.join(name)} is taken by somebody else"
@@ -547,9 +657,9 @@ class Namespace(api.LanceNamespace):
         if waiting is not None and version > waiting.version - len(waiting.through) - 1:
             path = waiting.through[version - waiting.version]
         else:
-            name = self._tables.public(pin).rpartition("/")[2]
-            path = f"_versions/{_LAST - version:020d}.manifest"
-            path = path if _V2.fullmatch(name) else f"_versions/{version}.manifest"
+            within, _, name = self._tables.public(pin).rpartition("/")
+            path = f"{within}/{_LAST - version:020d}.manifest"
+            path = path if _V2.fullmatch(name) else f"{within}/{version}.manifest"
         _, root = self._tables.store(table)
         return api.TableVersion(version=version, manifest_path=f"{root}/{path}")
 
@@ -567,25 +677,57 @@ class Namespace(api.LanceNamespace):
         return found
 
     def _immediate(self) -> None:
-        if isinstance(self._session, Waiting):
+        if not isinstance(self._session, Immediate):
             raise Refused(
-                ErrorKind.UNSUPPORTED_FEATURE, "tables are dropped and renamed outside transactions"
+                ErrorKind.UNSUPPORTED_FEATURE,
+                "tables are dropped, renamed and registered outside transactions, on the head of a "
+                "branch",
             )
 
-    def _check_branch(self, branch: str | None) -> None:
-        if branch not in (None, "", MAIN):
+    def _pin(self, table: Table) -> Pin | None:
+        """Return the current version as the session's clients find it."""
+        view = self._session.view()
+        if isinstance(self._session, Reading):
+            return view.pins.get(table.id)
+        return self._tables.on_branch(view, table)
+
+    def _check_branch(self, table: Table, branch: str | None) -> None:
+        fork = forks.name(forks.own(self._session.view(), table))
+        if branch not in (None, "", fork or MAIN):
             raise UnsupportedOperationError(
                 f"branch {branch!r} is Lance's own; branches of the warehouse span all its tables: "
                 "lakewarden branch"
             )
 
-    def _options(self) -> dict[str, str] | None:
-        return dict(getattr(self._warehouse.opener, "options", {})) or None
+
+def _opened(uri: str, properties: Mapping[str, str]) -> Warehouse:
+    storage = {
+        name.removeprefix(_STORAGE): value
+        for name, value in properties.items()
+        if name.startswith(_STORAGE)
+    }
+    unknown = [
+        name for name in properties if not name.startswith(_STORAGE) and name not in _PROPERTIES
+    ]
+    if unknown:
+        raise UsageError(
+            ErrorKind.USAGE,
+            f"a namespace knows no property {unknown[0]}; there are warehouse, branch, "
+            f"{', '.join(_PROPERTIES)} and {_STORAGE}…",
+        )
+    return Warehouse.open(
+        uri,
+        opener=Opener(storage),
+        database=properties.get("log-database"),
+        actor=properties.get("actor"),
+    )
 
 
-def _uri(table: Table) -> str:
+def uri_of(table: Table, pin: Pin | None = None) -> str:
+    """Return where Lance finds a table, or the fork of it that a version is one of."""
     location = Location.parse(table.location)
-    return f"/{location.path}" if location.is_local else table.location
+    root = f"/{location.path}" if location.is_local else table.location.rstrip("/")
+    return f"{root}/{forks.directory(pin.path)}".rstrip("/") if pin is not None else root
 
 
 def _versions(listed: Iterable[Any], pin: Pin) -> Iterator[int]:

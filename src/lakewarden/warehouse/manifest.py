@@ -283,10 +283,18 @@ class _State:
                 self.branches[change.name[0]] = made
             case Operation.UNBRANCH:
                 self.branches.pop(change.name[0], None)
+                self._drop_tables_of(change.name[0])
             case Operation.SETTINGS:
                 self.properties = _updated(self.properties, change.properties)
             case _:
                 self._take_table(change)
+
+    def _drop_tables_of(self, branch: str) -> None:
+        """Drop what was made on a branch and is known nowhere else, or the next of its name had it."""
+        version, at_us = self._logged.version, self._logged.at_us
+        for number, table in self.tables.items():
+            if table.branch == branch and table.dropped is None:
+                self.tables[number] = replace(table, dropped=version, dropped_us=at_us)
 
     def _take_table(self, change: Change) -> None:
         if change.made is not None:

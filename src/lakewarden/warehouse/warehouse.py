@@ -468,7 +468,7 @@ class Warehouse:
         dropped = [
             one
             for one in head.manifest.tables.values()
-            if one.name == name and one.dropped is not None
+            if one.name == name and one.dropped is not None and one.branch == MAIN
         ]
         if not dropped:
             raise NotFound(
@@ -490,6 +490,7 @@ class Warehouse:
         """
         head = self.refresh()
         view = self.view(head.manifest, to.branch)
+        _check_same_branch(to, view)
         before, now = ({one.id: one for one in each.tables()} for each in (to, view))
         chosen = {to.table(name).id} if name else {*before, *now}
         # With everything its names come back; a single table keeps the one that it has.
@@ -572,9 +573,25 @@ class Warehouse:
 
     def _pin_at_drop(self, table: Table, view: View) -> Pin | None:
         """Return the last version of a table that was dropped."""
-        if table.dropped is None:
-            return None
-        return self._pins(self.log.at(table.dropped - 1), view.branch).get(table.id)
+        if table.dropped is not None:
+            return self._pins(self.log.at(table.dropped - 1), view.branch).get(table.id)
+        # Dropped on a branch, of which only the log knows.
+        for logged in self.history():
+            for change in logged.transaction.changes:
+                ours = logged.transaction.branch == view.branch and change.table == table.id
+                if ours and change.operation is Operation.DROP:
+                    return change.before
+        return None
+
+
+def _check_same_branch(to: View, now: View) -> None:
+    """Raise if the branch has been made anew since: the versions of the old one are not its own."""
+    if to.manifest.branches[to.branch].made != now.manifest.branches[now.branch].made:
+        raise Refused(
+            ErrorKind.UNSUPPORTED_FEATURE,
+            f"version {to.version} is one of an earlier branch {to.branch}, which was deleted; begin "
+            f"another branch there: lakewarden branch … --version {to.version}",
+        )
 
 
 def _check_names(names: Sequence[Name]) -> None:
