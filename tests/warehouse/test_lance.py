@@ -18,7 +18,6 @@ from lance_namespace.errors import (
     InternalError,
     TableAlreadyExistsError,
     TableNotFoundError,
-    UnsupportedOperationError,
 )
 
 from lakewarden.errors import (
@@ -723,30 +722,6 @@ def test_one_name_in_two_spellings_is_one_table(lake: Warehouse, namespace: Name
 
 
 # -- what is refused -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        "count_table_rows",
-        "register_table",
-        "deregister_table",
-        "restore_table",
-        "create_table_tag",
-        "create_namespace",
-        "drop_namespace",
-        "batch_create_table_versions",
-        "batch_delete_table_versions",
-        "batch_commit_tables",
-    ],
-)
-def test_what_a_warehouse_cannot_do_is_said_to_be_unsupported(
-    lake: Warehouse, table: Namespace, method: str
-) -> None:
-    before = lake.refresh().version
-    with pytest.raises(UnsupportedOperationError):
-        getattr(table, method)({"id": ID})
-    assert lake.refresh().version == before
 
 
 def test_lances_own_branches_are_refused_and_ours_are_named(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "lakewarden-"
 _DIRECTORY = re.compile(rf"tree/{_PREFIX}\d+/")
+_NAME = re.compile(rf"{_PREFIX}(\d+)")
 _MANIFEST = re.compile(r"(.*\.manifest)(-[^/]*)?")
 
 
@@ -29,6 +30,12 @@ def directory(path: str) -> str:
 def name(directory: str) -> str | None:
     """Return what Lance calls a fork."""
     return directory.removeprefix("tree/").removesuffix("/") or None
+
+
+def number(name: str) -> int | None:
+    """Return which version of the warehouse has made the branch of a fork; None if it is no fork."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def own(view: View, table: Table) -> str:

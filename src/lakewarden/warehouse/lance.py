@@ -28,6 +28,9 @@ from lance_namespace.errors import (
     ConcurrentModificationError,
     InternalError,
     LanceNamespaceError,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NamespaceNotFoundError,
     TableAlreadyExistsError,
     TableNotFoundError,
     TableVersionNotFoundError,
@@ -51,12 +54,16 @@ from lakewarden.model import Format
 from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
 from lakewarden.storage.store import Store
-from lakewarden.warehouse import forks
+from lakewarden.warehouse import forks, names, registering, spaces
 from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Name, Operation, Pin, Table
+from lakewarden.warehouse.own_tags import OwnTags
+from lakewarden.warehouse.refusals import ADVICE, Refusing
 from lakewarden.warehouse.warehouse import View, Warehouse
 from lakewarden.world import fresh_id
 
 _LAST = 2**64 - 1
+#: Between the parts of a name where a client wants it in one word.
+_DELIMITER = "$"
 _STORAGE = "storage."
 _PROPERTIES = ("actor", "log-database")
 _V2 = re.compile(r"\d{20}\.manifest")
@@ -295,11 +302,12 @@ class Immediate:
     def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:
         does = self._tables.operation(table, after)
         change = Change(meaning(does), table.id, before, after)
-        name = ".".join(table.name)
-        self._warehouse.commit(
-            [change], branch=self._branch, message=f"{does} {name}", rebase=_redo
-        )
+        self.commit([change], f"{does} {'.'.join(table.name)}")
         return after
+
+    def commit(self, changes: Sequence[Change], message: str) -> None:
+        """Make one version of changes of several tables."""
+        self._warehouse.commit(changes, branch=self._branch, message=message, rebase=_redo)
 
 
 @dataclass(frozen=True)
@@ -416,7 +424,16 @@ def _translated(error: LakewardenError) -> Exception:
     return InternalError(error.message)
 
 
-class Namespace(api.LanceNamespace):
+@dataclass(frozen=True)
+class _Planned:
+    """One operation of a batch: what it changes, how that is told, and what follows the commit."""
+
+    change: Change
+    message: str
+    done: Callable[[], Any]
+
+
+class Namespace(Refusing):
     """The Lance tables of a warehouse, for any Lance client.
 
     Clients that make a namespace by its class say where the warehouse is, and the rest in words:
@@ -472,16 +489,15 @@ class Namespace(api.LanceNamespace):
         page, token = _page(found, request.page_token, request.limit)
         return api.ListTablesResponse(tables=page, page_token=token)
 
-    @_answers(api.ListNamespacesRequest)
-    def list_namespaces(self, request: Any) -> Any:
-        prefix = tuple(request.id or ())
-        deeper = {
-            one.name[len(prefix)]
+    @_answers(api.ListTablesRequest)
+    def list_all_tables(self, request: Any) -> Any:
+        found = [
+            _DELIMITER.join(one.name)
             for one in self._session.view(fresh=True).tables()
-            if len(one.name) > len(prefix) + 1 and one.name[: len(prefix)] == prefix
-        }
-        page, token = _page(sorted(deeper), request.page_token, request.limit)
-        return api.ListNamespacesResponse(namespaces=page, page_token=token)
+            if one.format is Format.LANCE
+        ]
+        page, token = _page(found, request.page_token, request.limit)
+        return api.ListTablesResponse(tables=page, page_token=token)
 
     @_answers(api.TableExistsRequest)
     def table_exists(self, request: Any) -> Any:
@@ -530,6 +546,81 @@ class Namespace(api.LanceNamespace):
         self._warehouse.rename(table.name, to)
         return api.RenameTableResponse()
 
+    @_answers(api.RegisterTableRequest)
+    def register_table(self, request: Any) -> Any:
+        self._immediate()
+        if (request.mode or "create").lower() != "create":
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                "a table is not registered over another one; deregister that first",
+            )
+        name, told = tuple(request.id or ()), request.properties or {}
+        view = self._session.view(fresh=True)
+        table = registering.register(self._warehouse, view, name, request.location, told)
+        return api.RegisterTableResponse(
+            location=uri_of(table), properties=dict(table.properties) or None
+        )
+
+    @_answers(api.DeregisterTableRequest)
+    def deregister_table(self, request: Any) -> Any:
+        answer = self._batch([api.CommitTableOperation(deregister_table=request)])
+        return answer[0].deregister_table
+
+    # -- namespaces ------------------------------------------------------------------------------
+
+    @_answers(api.ListNamespacesRequest)
+    def list_namespaces(self, request: Any) -> Any:
+        space = self._space(request)
+        deeper = {
+            one[-1] for one in spaces.all_of(self._session.view()) if one[:-1] == space and one
+        }
+        page, token = _page(sorted(deeper), request.page_token, request.limit)
+        return api.ListNamespacesResponse(namespaces=page, page_token=token)
+
+    @_answers(api.NamespaceExistsRequest)
+    def namespace_exists(self, request: Any) -> Any:
+        self._space(request)
+        return api.NamespaceExistsResponse()
+
+    @_answers(api.DescribeNamespaceRequest)
+    def describe_namespace(self, request: Any) -> Any:
+        space = self._space(request)
+        told = spaces.properties(self._session.view(), space)
+        return api.DescribeNamespaceResponse(properties=told)
+
+    @_answers(api.CreateNamespaceRequest)
+    def create_namespace(self, request: Any) -> Any:
+        self._immediate()
+        space = names.table_name(tuple(request.id or ()))
+        told, mode = request.properties or {}, _word(request.mode or "create")
+        view = self._session.view(fresh=True)
+        if spaces.exists(view, space):
+            if mode != "existok":
+                raise NamespaceAlreadyExistsError(f"there is a namespace {'.'.join(space)} already")
+            return api.CreateNamespaceResponse(properties=spaces.properties(view, space))
+        self._warehouse.set_properties(spaces.setting(space, told))
+        return api.CreateNamespaceResponse(properties=told)
+
+    @_answers(api.DropNamespaceRequest)
+    def drop_namespace(self, request: Any) -> Any:
+        self._immediate()
+        try:
+            space = self._space(request)
+        except NamespaceNotFoundError:
+            if _word(request.mode or "fail") == "skip":
+                return api.DropNamespaceResponse()
+            raise
+        if not spaces.is_empty(self._session.view(), space):
+            raise NamespaceNotEmptyError(f"drop what is in {'.'.join(space) or 'the root'} first")
+        self._warehouse.set_properties(spaces.setting(space, None))
+        return api.DropNamespaceResponse()
+
+    def _space(self, request: Any) -> Name:
+        space = tuple(request.id or ())
+        if not spaces.exists(self._session.view(fresh=True), space):
+            raise NamespaceNotFoundError(f"there is no namespace {'.'.join(space)}")
+        return space
+
     # -- versions --------------------------------------------------------------------------------
 
     @_answers(api.ListTableVersionsRequest)
@@ -565,6 +656,20 @@ class Namespace(api.LanceNamespace):
 
     @_answers(api.CreateTableVersionRequest)
     def create_table_version(self, request: Any) -> Any:
+        table, pin, staged = self._staged(request)
+        try:
+            after = self._session.take(table, pin, staged)
+        except Conflict:
+            self._expected(table.name, request.version)
+            raise
+        self._trouble.clear()
+        # It is committed; if it cannot be shown now, whoever reads the table next does it.
+        with suppress(StorageError):
+            self._show(table, after)
+        return api.CreateTableVersionResponse(version=self._answer(table, after))
+
+    def _staged(self, request: Any) -> tuple[Table, Pin | None, Pin]:
+        """Return a table, its pin and the version that a client has staged to follow it."""
         name = tuple(request.id or ())
         self._check_branch(self._table(name, fresh=False), request.branch)
         table, pin = self._expected(name, request.version)
@@ -576,16 +681,126 @@ class Namespace(api.LanceNamespace):
             size=request.manifest_size,
             e_tag=request.e_tag,
         )
-        try:
-            after = self._session.take(table, pin, staged)
-        except Conflict:
-            self._expected(name, request.version)
-            raise
+        return table, pin, staged
+
+    # -- several at once -------------------------------------------------------------------------
+
+    @_answers(api.BatchCreateTableVersionsRequest)
+    def batch_create_table_versions(self, request: Any) -> Any:
+        one_each = [
+            api.CommitTableOperation(create_table_version=one)
+            for one in map(_single, request.entries)
+        ]
+        done = [one.create_table_version for one in self._batch(one_each)]
+        return api.BatchCreateTableVersionsResponse(versions=[one.version for one in done])
+
+    @_answers(api.BatchCommitTablesRequest)
+    def batch_commit_tables(self, request: Any) -> Any:
+        return api.BatchCommitTablesResponse(results=self._batch(request.operations))
+
+    def _batch(self, operations: Sequence[Any]) -> list[Any]:
+        """Make one version of the warehouse of several operations, or none."""
+        session = self._session
+        if not isinstance(session, Immediate):
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                "a transaction is one version of all its tables already; ask for each by itself",
+            )
+        view, planned = session.view(fresh=True), list[_Planned]()
+        for wanted in operations:
+            planned.append(self._planned(view, wanted))
+            made = planned[-1].change.made
+            if made is not None:
+                tables = {**view.manifest.tables, made.id: made}
+                view = replace(view, manifest=replace(view.manifest, tables=tables))
+        if len({one.change.table for one in planned}) != len(planned):
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                "one table is named twice in a batch; ask for one change of each",
+            )
+        message = "; ".join(one.message for one in planned)
+        session.commit([one.change for one in planned], message)
         self._trouble.clear()
+        return [one.done() for one in planned]
+
+    def _planned(self, view: View, wanted: Any) -> _Planned:
+        if wanted.declare_table is not None:
+            request = wanted.declare_table
+            table = self._tables.new_table(view, tuple(request.id or ()), request.location)
+            change = Change(Operation.CREATE, table.id, name=table.name, made=table)
+            return _Planned(change, f"create {'.'.join(table.name)}", lambda: self._declared(table))
+        if wanted.create_table_version is not None:
+            table, pin, staged = self._staged(wanted.create_table_version)
+            does = self._tables.operation(table, staged)
+            change = Change(meaning(does), table.id, pin, staged)
+            return _Planned(
+                change, f"{does} {'.'.join(table.name)}", lambda: self._committed(table, staged)
+            )
+        if wanted.deregister_table is not None:
+            found = self._table(tuple(wanted.deregister_table.id or ()), fresh=False)
+            table, change = registering.letting_go(self._warehouse, view, found.name)
+            return _Planned(change, f"deregister {'.'.join(table.name)}", lambda: self._gone(table))
+        raise UnsupportedOperationError(ADVICE["batch_delete_table_versions"])
+
+    def _declared(self, table: Table) -> Any:
+        told = api.DeclareTableResponse(
+            location=uri_of(table), managed_versioning=True, storage_options=self._tables.options()
+        )
+        return api.CommitTableResult(declare_table=told)
+
+    def _committed(self, table: Table, after: Pin) -> Any:
         # It is committed; if it cannot be shown now, whoever reads the table next does it.
         with suppress(StorageError):
             self._show(table, after)
-        return api.CreateTableVersionResponse(version=self._answer(table, after))
+        told = api.CreateTableVersionResponse(version=self._answer(table, after))
+        return api.CommitTableResult(create_table_version=told)
+
+    def _gone(self, table: Table) -> Any:
+        registering.unmark(self._warehouse, table)
+        told = api.DeregisterTableResponse(id=list(table.name), location=uri_of(table))
+        return api.CommitTableResult(deregister_table=told)
+
+    # -- a table's own tags ----------------------------------------------------------------------
+
+    @_answers(api.ListTableTagsRequest)
+    def list_table_tags(self, request: Any) -> Any:
+        found = self._tags(request).all()
+        page, token = _page(list(found), request.page_token, request.limit)
+        return api.ListTableTagsResponse(
+            tags={name: found[name] for name in page}, page_token=token
+        )
+
+    @_answers(api.GetTableTagVersionRequest)
+    def get_table_tag_version(self, request: Any) -> Any:
+        found = self._tags(request).get(request.tag)
+        return api.GetTableTagVersionResponse(version=found.version, branch=found.branch)
+
+    @_answers(api.CreateTableTagRequest)
+    def create_table_tag(self, request: Any) -> Any:
+        self._tags(request, request.version).create(request.tag, request.version)
+        return api.CreateTableTagResponse()
+
+    @_answers(api.UpdateTableTagRequest)
+    def update_table_tag(self, request: Any) -> Any:
+        self._tags(request, request.version).move(request.tag, request.version)
+        return api.UpdateTableTagResponse()
+
+    @_answers(api.DeleteTableTagRequest)
+    def delete_table_tag(self, request: Any) -> Any:
+        self._tags(request).delete(request.tag)
+        return api.DeleteTableTagResponse()
+
+    def _tags(self, request: Any, version: int = 0) -> OwnTags:
+        """Return the tags of a table that has a version, and that one too."""
+        self._immediate()
+        table = self._table(tuple(request.id or ()), fresh=True)
+        self._check_branch(table, getattr(request, "branch", None))
+        pin = self._pin(table)
+        if pin is None or version > pin.version:
+            raise TableVersionNotFoundError(f"{'.'.join(table.name)} has no version {version}")
+        self._show(table, pin)
+        fork = forks.directory(pin.path)
+        return OwnTags(uri_of(table, pin), fork, self._tables.options())
 
     def _expected(self, name: Name, version: int) -> tuple[Table, Pin | None]:
         """Return the table and its pin if the version is the next one, or raise Conflict."""
@@ -680,8 +895,8 @@ class Namespace(api.LanceNamespace):
         if not isinstance(self._session, Immediate):
             raise Refused(
                 ErrorKind.UNSUPPORTED_FEATURE,
-                "tables are dropped, renamed and registered outside transactions, on the head of a "
-                "branch",
+                "tables are dropped, renamed, registered and tagged, and namespaces made, outside "
+                "transactions, on the head of a branch",
             )
 
     def _pin(self, table: Table) -> Pin | None:
@@ -740,6 +955,15 @@ def _versions(listed: Iterable[Any], pin: Pin) -> Iterator[int]:
             version = _LAST - number if _V2.fullmatch(name) else number
             if version <= pin.version:
                 yield version
+
+
+def _single(entry: Any) -> Any:
+    """Return an entry of a batch as the request that it would be alone."""
+    return api.CreateTableVersionRequest.from_dict(entry.to_dict())
+
+
+def _word(mode: str) -> str:
+    return mode.lower().replace("_", "")
 
 
 def _page(

@@ -90,6 +90,8 @@ class Table:
     #: The version that dropped it, and when; its files are there until cleanup.
     dropped: int | None = None
     dropped_us: int | None = None
+    #: It was there before it was registered, or was let go: its files are never deleted.
+    external: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class Change:
     source: str = MAIN
     #: Fragments that are replaced or in which rows are deleted; None if that is not known.
     touches: frozenset[int] | None = None
+    #: Of a table that is dropped: its files are to stay for ever.
+    external: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +316,8 @@ class _State:
             self._pin(change.table, None)
         elif change.after is not None:
             self._pin(change.table, change.after)
+        if change.external:
+            table = replace(table, external=True)
         if change.operation is Operation.UNDROP:
             table = replace(table, dropped=None, dropped_us=None)
         if change.name:

@@ -479,6 +479,8 @@ class Warehouse:
         table = max(dropped, key=lambda one: one.dropped or 0)
         before = self.log.at((table.dropped or 1) - 1)
         pin = before.pins().get(table.id)
+        if table.external:
+            self.mark(table)
         change = Change(Operation.UNDROP, table.id, name=name, after=pin)
         done = self.commit([change], base=head, message=f"undrop {'.'.join(name)}")
         return done.manifest.tables[table.id]
