@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from lakewarden.warehouse.manifest import Table
     from lakewarden.warehouse.warehouse import View
 
+_LAST = 2**64 - 1
+#: Newer tables number their versions downward, in names of one length.
+_DIGITS = 20
+_VERSION = re.compile(rf"(\d{{1,{_DIGITS}}})\.manifest")
 _PREFIX = "lakewarden-"
 _DIRECTORY = re.compile(rf"tree/{_PREFIX}\d+/")
 _NAME = re.compile(rf"{_PREFIX}(\d+)")
@@ -43,6 +47,21 @@ def own(view: View, table: Table) -> str:
     if view.branch == table.branch:
         return ""
     return f"tree/{_PREFIX}{view.manifest.branches[view.branch].made}/"
+
+
+def version(file_name: str) -> int | None:
+    """Return the number of a version by the last part of its public path; None if it has none."""
+    found = _VERSION.fullmatch(file_name)
+    if found is None:
+        return None
+    stem = int(found[1])
+    return _LAST - stem if len(found[1]) == _DIGITS else stem
+
+
+def file_name(version: int, like: str | None = None) -> str:
+    """Return the last part of a version's public path, in the scheme of another one's."""
+    old = like is not None and len(like) != len(f"{_LAST}.manifest")
+    return f"{version}.manifest" if old else f"{_LAST - version:0{_DIGITS}d}.manifest"
 
 
 def public(path: str) -> str:

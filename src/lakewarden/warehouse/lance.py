@@ -12,14 +12,12 @@ raised when a version is refused, they look at what is there and rebase by their
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from threading import RLock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import lance
 import lance_namespace as api
@@ -40,7 +38,6 @@ from lance_namespace.errors import (
 from lakewarden.errors import (
     AlreadyExists,
     Conflict,
-    Damaged,
     ErrorKind,
     LakewardenError,
     NotFound,
@@ -48,348 +45,38 @@ from lakewarden.errors import (
     StorageError,
     UsageError,
 )
-from lakewarden.formats.lance.manifest import transaction_file
-from lakewarden.formats.lance.transaction import operation
 from lakewarden.model import Format
-from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
-from lakewarden.storage.store import Store
 from lakewarden.warehouse import forks, names, registering, spaces
-from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Name, Operation, Pin, Table
+from lakewarden.warehouse.lance_sessions import Immediate, Reading, Session, Waiting, meaning
+from lakewarden.warehouse.lance_tables import LanceTables, tables_of, uri_of
+from lakewarden.warehouse.manifest import MAIN, Change, Name, Operation, Pin, Table
 from lakewarden.warehouse.own_tags import OwnTags
 from lakewarden.warehouse.refusals import ADVICE, Refusing
 from lakewarden.warehouse.warehouse import View, Warehouse
-from lakewarden.world import fresh_id
 
-_LAST = 2**64 - 1
+__all__ = [
+    "Immediate",
+    "LanceTables",
+    "Namespace",
+    "Reading",
+    "Session",
+    "Waiting",
+    "meaning",
+    "replay",
+    "tables_of",
+    "uri_of",
+]
+
 #: Between the parts of a name where a client wants it in one word.
 _DELIMITER = "$"
 _STORAGE = "storage."
 _PROPERTIES = ("actor", "log-database")
-_V2 = re.compile(r"\d{20}\.manifest")
 #: What clients say when a version was refused, and they do not know why.
 _VAGUE = "Commit result for version"
-#: Where manifests of transactions wait that are not committed yet, below a table.
-_WAITING = "_lakewarden"
-#: Lance's names for what changes do, in ours.
-_OPERATIONS = {
-    "append": Operation.APPEND,
-    "delete": Operation.DELETE,
-    "overwrite": Operation.OVERWRITE,
-    "create_index": Operation.INDEX,
-    "rewrite": Operation.REWRITE,
-    "reserve_fragments": Operation.REWRITE,
-    "merge": Operation.MERGE,
-    "restore": Operation.RESTORE,
-    "update": Operation.UPDATE,
-    "data_replacement": Operation.UPDATE,
-    "project": Operation.SCHEMA,
-    "update_config": Operation.SCHEMA,
-    "update_bases": Operation.SCHEMA,
-    "clone": Operation.OVERWRITE,
-}
-
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-
-
-class LanceTables:
-    """What Lance tables do for the warehouse: show versions, take them back, restore."""
-
-    def __init__(self, warehouse: Warehouse) -> None:
-        self._warehouse = warehouse
-        #: Versions that are known to be public.
-        self._shown: set[tuple[str, str]] = set()
-        #: Forks that are known to be there, by table and directory, with what they begin with.
-        self._forked: dict[tuple[str, str], Pin] = {}
-
-    def store(self, table: Table) -> tuple[Store, str]:
-        """Return the table's store and its key there."""
-        location = Location.parse(table.location)
-        return self._warehouse.opener(location), location.key
-
-    def public(self, pin: Pin) -> str:
-        """Return the path, below the table, under which everybody finds a version."""
-        return forks.public(pin.path)
-
-    def publish(self, table: Table, pin: Pin) -> None:
-        if (table.id, pin.path) in self._shown:
-            return
-        store, root = self.store(table)
-        # Lance looks at all versions since the one that a writer has read: none may be left out.
-        for path in (*pin.through, pin.path):
-            self._show(table, store, root, path)
-        self._shown.add((table.id, pin.path))
-
-    def _show(self, table: Table, store: Store, root: str, path: str) -> None:
-        public = forks.public(path)
-        if path == public:
-            return
-        try:
-            data = store.get(f"{root}/{path}")
-        except NotFound:
-            if store.exists(f"{root}/{public}"):
-                return
-            raise NotFound(
-                f"version {public} of {'.'.join(table.name)} was reclaimed by a cleanup; tag versions "
-                "that must stay",
-                ErrorKind.RECLAIMED,
-            ) from None
-        try:
-            store.put_if_absent(f"{root}/{public}", data)
-        except AlreadyExists:
-            if store.get(f"{root}/{public}") != data:
-                raise Refused(
-                    ErrorKind.DRIFT,
-                    f"somebody has written {public} of {'.'.join(table.name)} past the warehouse; what "
-                    f"the warehouse committed under that number is in {path}: put that in its place",
-                ) from None
-        store.delete([f"{root}/{path}"])
-
-    def discard(self, table: Table, pin: Pin) -> None:
-        store, root = self.store(table)
-        store.delete([f"{root}/{path}" for path in (*pin.through, pin.path)])
-
-    def restore(self, table: Table, current: Pin, target: Pin) -> Pin:
-        self.publish(table, current)
-        manifest = self._warehouse.known.manifest
-        # It may have been dropped, and somebody else have its name: here it is alone.
-        alone = replace(manifest, tables={table.id: replace(table, dropped=None)})
-        views = (View(alone, branch, {table.id: current}) for branch in manifest.branches)
-        at = forks.directory(current.path)
-        waiting = Waiting(self, next(one for one in views if forks.own(one, table) == at))
-        namespace = Namespace(self._warehouse, waiting)
-        try:
-            with namespace.told():
-                lance.dataset(
-                    namespace_client=namespace, table_id=list(table.name), version=target.version
-                ).restore()
-        except (OSError, ValueError) as error:
-            raise NotFound(
-                f"version {target.version} of {'.'.join(table.name)} was reclaimed by a cleanup; it "
-                f"cannot be brought back ({' '.join(str(error).split())[:100]})",
-                ErrorKind.RECLAIMED,
-            ) from error
-        return waiting.pins[table.id]
-
-    def new_table(self, view: View, name: Name, location: str | None) -> Table:
-        table = self._warehouse.new_table(view, name, Format.LANCE, location=location)
-        self._warehouse.mark(table)
-        return table
-
-    def pinned(self, view: View, table: Table, version: int, path: str, **more: Any) -> Pin:
-        """Return the pin of a manifest that a client has staged, given by its key in the store."""
-        root = Location.parse(table.location).key
-        if not path.startswith(f"{root}/{forks.own(view, table)}_versions/"):
-            raise Refused(
-                ErrorKind.LOCATION_OVERLAP,
-                f"the manifest {path} is not one of table {'.'.join(table.name)} ({root}) on branch "
-                f"{view.branch}; open the table again, and write what is to be written there",
-            )
-        return Pin(version, path[len(root) + 1 :], **more)
-
-    def on_branch(self, view: View, table: Table) -> Pin | None:
-        """Return the version that is current on a branch, where a client can go on from there.
-
-        A client tells where it writes when it opens a table, long before it does: so this is when
-        the table is forked.  If that cannot be done, by somebody who may only read perhaps, the
-        version is where it was; what is written from there is refused.
-        """
-        pin, fork = view.pins.get(table.id), forks.own(view, table)
-        if pin is None or forks.directory(pin.path) == fork:
-            return pin
-        if (table.id, fork) not in self._forked:
-            made = self._fork(table, pin, fork)
-            if made is None:
-                return pin
-            self._forked[table.id, fork] = made
-        return self._forked[table.id, fork]
-
-    def _fork(self, table: Table, base: Pin, fork: str) -> Pin | None:
-        """Make a branch of Lance's own of a version, or find the one that somebody else has made.
-
-        The version that it begins with comes first and is created if absent, then the ref that
-        protects what it needs; whoever finds the one without the other adds it.
-        """
-        self.publish(table, base)
-        store, root = self.store(table)
-        made = replace(base, path=f"{fork}_versions/{_LAST - base.version:020d}.manifest")
-        made = replace(made, size=None, e_tag=None, through=())
-        ref = f"{root}/_refs/branches/{forks.name(fork)}.json"
-        with suppress(StorageError):
-            if store.exists(f"{root}/{made.path}") and store.exists(ref):
-                return made
-        source = f"{uri_of(table)}/{forks.directory(base.path)}".rstrip("/")
-        try:
-            found = lance.dataset(source, version=base.version, storage_options=self.options())
-            found.create_branch(forks.name(fork))
-        except (OSError, ValueError, RuntimeError):
-            # Somebody else was faster, or died before the ref, or we may not write here.
-            if not store.exists(f"{root}/{made.path}"):
-                return None
-            self._add_ref(table, base, fork)
-        return made
-
-    def _add_ref(self, table: Table, base: Pin, fork: str) -> None:
-        store, root = self.store(table)
-        parent = forks.name(forks.directory(base.path))
-        before: list[Any] = []
-        if parent is not None:
-            told = json.loads(store.get(f"{root}/_refs/branches/{parent}.json"))
-            before = told["identifier"]["version_mapping"]
-        manifest = store.get(f"{root}/{forks.public(base.path)}")
-        ref = {
-            "parentBranch": parent,
-            "identifier": {"version_mapping": [*before, [base.version, fresh_id()]]},
-            "parentVersion": base.version,
-            "createAt": int(self._warehouse.log.clock.now().timestamp()),
-            "manifestSize": len(manifest),
-            "metadata": {},
-        }
-        with suppress(AlreadyExists):
-            key = f"{root}/_refs/branches/{forks.name(fork)}.json"
-            store.put_if_absent(key, json.dumps(ref).encode())
-
-    def options(self) -> dict[str, str] | None:
-        """Return how clients reach the tables' store."""
-        return dict(getattr(self._warehouse.opener, "options", {})) or None
-
-    def operation(self, table: Table, pin: Pin) -> str:
-        """Return what a version that was staged does, in Lance's words."""
-        store, root = self.store(table)
-        named = transaction_file(store.get(f"{root}/{pin.path}"))
-        if not named:
-            raise Damaged(
-                ErrorKind.UNSUPPORTED_FEATURE,
-                f"version {pin.version} of {'.'.join(table.name)} does not say what it changes",
-            )
-        fork = forks.directory(pin.path)
-        return operation(store.get(f"{root}/{fork}_transactions/{named}"))
-
-
-class Session(Protocol):
-    """Where versions go that clients ask for."""
-
-    def view(self, *, fresh: bool = False) -> View:
-        """Return what the clients see."""
-        ...
-
-    def declare(self, name: Name, location: str | None) -> Table:
-        """Make a table without a version."""
-        ...
-
-    def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:
-        """Make a version of what a client has staged, or raise Conflict."""
-        ...
-
-
-class Immediate:
-    """Every version that a client asks for is one of the warehouse, at once."""
-
-    def __init__(self, warehouse: Warehouse, tables: LanceTables, branch: str = MAIN) -> None:
-        self._warehouse = warehouse
-        self._tables = tables
-        self._branch = branch
-
-    def view(self, *, fresh: bool = False) -> View:
-        head = self._warehouse.refresh() if fresh else self._warehouse.known
-        return self._warehouse.view(head.manifest, self._branch)
-
-    def declare(self, name: Name, location: str | None) -> Table:
-        return self._warehouse.declare(name, Format.LANCE, location=location, branch=self._branch)
-
-    def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:
-        does = self._tables.operation(table, after)
-        change = Change(meaning(does), table.id, before, after)
-        self.commit([change], f"{does} {'.'.join(table.name)}")
-        return after
-
-    def commit(self, changes: Sequence[Change], message: str) -> None:
-        """Make one version of changes of several tables."""
-        self._warehouse.commit(changes, branch=self._branch, message=message, rebase=_redo)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One version of the warehouse, on one branch; nothing is ever written."""
-
-    seen: View
-
-    def view(self, *, fresh: bool = False) -> View:  # noqa: ARG002  # there is only the one
-        return self.seen
-
-    def declare(self, name: Name, location: str | None) -> Table:  # noqa: ARG002
-        raise self.refused()
-
-    def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:  # noqa: ARG002
-        raise self.refused()
-
-    def refused(self) -> Refused:
-        """Return what to raise at who wants to write."""
-        return Refused(
-            ErrorKind.UNSUPPORTED_FEATURE,
-            f"version {self.seen.version} of the warehouse is only read here; write to the head of a "
-            "branch",
-        )
-
-
-def _redo(change: Change, manifest: Manifest) -> Change:
-    """The client rebases by Lance's rules, and asks again."""
-    name = ".".join(manifest.tables[change.table].name)
-    raise Conflict(ErrorKind.CONFLICT, f"somebody else has committed to {name}")
-
-
-@dataclass
-class Waiting:
-    """Versions wait, unseen by others, until all of a transaction are committed together."""
-
-    tables: LanceTables
-    base: View
-    id: str = field(default_factory=fresh_id)
-    made: dict[str, Table] = field(default_factory=dict)
-    pins: dict[str, Pin] = field(default_factory=dict)
-    #: What each version does, oldest first.
-    does: dict[str, list[str]] = field(default_factory=dict)
-
-    def view(self, *, fresh: bool = False) -> View:  # noqa: ARG002  # a transaction sees one version
-        manifest = self.base.manifest
-        if self.made:
-            manifest = replace(manifest, tables={**manifest.tables, **self.made})
-        return View(manifest, self.base.branch, {**self.base.pins, **self.pins})
-
-    def declare(self, name: Name, location: str | None) -> Table:
-        table = self.tables.new_table(self.view(), name, location)
-        self.made[table.id] = table
-        return table
-
-    def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:  # noqa: ARG002
-        does = self.tables.operation(table, after)
-        earlier = self.pins.get(table.id)
-        steps = self.does.setdefault(table.id, [])
-        through = (*earlier.through, earlier.path) if earlier is not None else ()
-        if earlier is not None and earlier.version == after.version:
-            # Compaction reserves numbers and then asks for the same version again.
-            through, steps[:] = through[:-1], steps[:-1]
-        steps.append(does)
-        stem = after.path.rpartition("/")[2].partition(".manifest")[0]
-        path = f"{forks.directory(after.path)}{_WAITING}/{self.id}/{stem}"
-        # Clients copy whatever is not called so to its public name by themselves.
-        waits = replace(after, path=f"{path}.manifest", through=through)
-        store, root = self.tables.store(table)
-        store.put(f"{root}/{waits.path}", store.get(f"{root}/{after.path}"))
-        store.delete([f"{root}/{after.path}"])
-        self.pins[table.id] = waits
-        return waits
-
-    def may_replace(self, table: Table, version: int) -> bool:
-        """Tell whether the last version only reserved numbers, so that another may take its place."""
-        last = self.pins.get(table.id)
-        return (
-            last is not None
-            and last.version == version
-            and self.does[table.id][-1:] == ["reserve_fragments"]
-        )
 
 
 def _answers(model: Any) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
@@ -873,8 +560,7 @@ class Namespace(Refusing):
             path = waiting.through[version - waiting.version]
         else:
             within, _, name = self._tables.public(pin).rpartition("/")
-            path = f"{within}/{_LAST - version:020d}.manifest"
-            path = path if _V2.fullmatch(name) else f"{within}/{version}.manifest"
+            path = f"{within}/{forks.file_name(version, name)}"
         _, root = self._tables.store(table)
         return api.TableVersion(version=version, manifest_path=f"{root}/{path}")
 
@@ -938,22 +624,11 @@ def _opened(uri: str, properties: Mapping[str, str]) -> Warehouse:
     )
 
 
-def uri_of(table: Table, pin: Pin | None = None) -> str:
-    """Return where Lance finds a table, or the fork of it that a version is one of."""
-    location = Location.parse(table.location)
-    root = f"/{location.path}" if location.is_local else table.location.rstrip("/")
-    return f"{root}/{forks.directory(pin.path)}".rstrip("/") if pin is not None else root
-
-
 def _versions(listed: Iterable[Any], pin: Pin) -> Iterator[int]:
     for batch in listed:
         for key in batch.column("key").to_pylist():
-            name = key.rpartition("/")[2]
-            if not name.endswith(".manifest") or not name.removesuffix(".manifest").isdecimal():
-                continue
-            number = int(name.removesuffix(".manifest"))
-            version = _LAST - number if _V2.fullmatch(name) else number
-            if version <= pin.version:
+            version = forks.version(key.rpartition("/")[2])
+            if version is not None and version <= pin.version:
                 yield version
 
 
@@ -972,11 +647,6 @@ def _page(
     start = int(token or 0)
     end = len(found) if limit is None else start + limit
     return list(found[start:end]), str(end) if end < len(found) else None
-
-
-def meaning(does: str) -> Operation:
-    """Return what Lance calls a change, in our words."""
-    return _OPERATIONS.get(does, Operation.OVERWRITE)
 
 
 def replay(warehouse: Warehouse, table: Table, waiting: Waiting, onto: View) -> Pin:
@@ -1001,10 +671,3 @@ def replay(warehouse: Warehouse, table: Table, waiting: Waiting, onto: View) -> 
         ) from error
     tables.discard(table, old)
     return anew.pins[table.id]
-
-
-def tables_of(warehouse: Warehouse) -> LanceTables:
-    """Return the warehouse's own view of its Lance tables."""
-    found = warehouse.formats.setdefault(Format.LANCE, LanceTables(warehouse))
-    assert isinstance(found, LanceTables)
-    return found

@@ -7,7 +7,6 @@ The files of a table that was registered, or that was let go, are not the wareho
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,10 +17,6 @@ from lakewarden.storage.location import Location
 from lakewarden.warehouse import forks
 from lakewarden.warehouse.manifest import MAIN, Change, Name, Operation, Pin, Table
 from lakewarden.warehouse.warehouse import View, Warehouse
-
-_LAST = 2**64 - 1
-_VERSION = re.compile(r"(\d{1,20})\.manifest")
-_V2_DIGITS = 20
 
 
 def register(
@@ -52,12 +47,8 @@ def head_of(warehouse: Warehouse, place: Location) -> Pin:
     for batch in warehouse.opener(place).list(f"{place.key}/_versions"):
         for key in batch.column("key").to_pylist():
             last = key.rpartition("/")[2]
-            found = _VERSION.fullmatch(last)
-            if found is None:
-                continue
-            number = int(found[1])
-            version = _LAST - number if len(found[1]) == _V2_DIGITS else number
-            if version > newest.version:
+            version = forks.version(last)
+            if version is not None and version > newest.version:
                 newest = Pin(version, f"_versions/{last}")
     if not newest.version:
         raise NotFound(f"there is no Lance table in {place.uri}; give the directory of one")
