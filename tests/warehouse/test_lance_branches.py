@@ -245,6 +245,27 @@ def test_who_may_not_fork_can_read(lake: Warehouse, dev: Namespace) -> None:
     assert (ids(lake), lance_ids(lake)) == ([1, 2, 3, 4], [1, 2, 3])
 
 
+def test_a_client_checks_the_fork_out_by_its_own_name(lake: Warehouse) -> None:
+    """LanceDB opens main first, and asks for the branch then; the table may not be forked yet."""
+    name = f"lakewarden-{lake.known.manifest.branches['dev'].made}"
+    main = Namespace(lake)
+    assert main.list_table_branches({"id": list(T)}).branches == {}
+    found = dataset(main).checkout_version((name, None))
+    found.insert(id_rows(10))
+    assert sorted(found.to_table()["id"].to_pylist()) == [1, 2, 3, 10]
+    (last,) = lake.history(1)
+    assert last.transaction.branch == "dev"
+    assert (ids(lake), lance_ids(lake)) == ([1, 2, 3, 10], [1, 2, 3])
+    told = main.list_table_branches({"id": list(T)}).branches
+    assert list(told) == [name]
+    assert told[name].metadata == {"lakewarden.branch": "dev"}
+    assert told[name].parent_version == 2
+    lake.delete_branch("dev")
+    assert main.list_table_branches({"id": list(T)}).branches == {}
+    with pytest.raises(OSError, match="lakewarden branch"):
+        dataset(main).checkout_version((name, None)).insert(id_rows(11))
+
+
 # -- several at once -------------------------------------------------------------------------------
 
 

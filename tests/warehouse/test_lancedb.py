@@ -74,6 +74,20 @@ def test_two_of_lancedb_lose_nothing(lake: Warehouse) -> None:
     assert lance_ids(lake, ("t",)) == [0, 1, 2, 3, 4]
 
 
+def test_lancedb_writes_on_a_branch_by_the_name_of_its_fork(lake: Warehouse) -> None:
+    write(Namespace(lake), "create", 1, name=("t",))
+    lake.create_branch("dev")
+    fork = f"lakewarden-{lake.known.manifest.branches['dev'].made}"
+    table = connected(lake).open_table("t", branch=fork)
+    table.add(pa.table({"id": pa.array([2], pa.int64())}))
+    assert table.to_arrow()["id"].to_pylist() == [1, 2]
+    assert lance_ids(lake, ("t",)) == [1]
+    write(Namespace(lake, branch="dev"), "append", 3, name=("t",))
+    table.checkout_latest()
+    assert sorted(table.to_arrow()["id"].to_pylist()) == [1, 2, 3]
+    assert [one.transaction.branch for one in lake.history(2)] == ["dev", "dev"]
+
+
 def test_lancedb_goes_back_compacts_and_drops(lake: Warehouse) -> None:
     table = connected(lake).create_table("t", vectors(1, 2))
     table.add(vectors(3))

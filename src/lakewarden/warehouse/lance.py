@@ -92,7 +92,7 @@ def _answers(model: Any) -> Callable[[Callable[..., Answer]], Callable[..., Answ
                 try:
                     if isinstance(request, dict):
                         request = model.from_dict(dict(request))
-                    return method(self, request)
+                    return method(self._on(getattr(request, "branch", None)), request)
                 except LakewardenError as error:
                     self._trouble.append(error)
                     raise _translated(error) from error
@@ -447,6 +447,17 @@ class Namespace(Refusing):
         told = api.DeregisterTableResponse(id=list(table.name), location=uri_of(table))
         return api.CommitTableResult(deregister_table=told)
 
+    @_answers(api.ListTableBranchesRequest)
+    def list_table_branches(self, request: Any) -> Any:
+        """List the table's forks that belong to branches, by the names that Lance's clients use."""
+        table = self._table(tuple(request.id or ()), fresh=True)
+        branches = self._session.view().manifest.branches
+        found = self._tables.forks(table, {one.made: name for name, one in branches.items()})
+        page, token = _page(sorted(found), request.page_token, request.limit)
+        return api.ListTableBranchesResponse.from_dict(
+            {"branches": {name: found[name] for name in page}, "page_token": token}
+        )
+
     # -- a table's own tags ----------------------------------------------------------------------
 
     @_answers(api.ListTableTagsRequest)
@@ -591,6 +602,15 @@ class Namespace(Refusing):
         if isinstance(self._session, Reading):
             return view.pins.get(table.id)
         return self._tables.on_branch(view, table)
+
+    def _on(self, fork: str | None) -> Namespace:
+        """Return the namespace of the branch whose fork a client has checked out by Lance's name."""
+        made = forks.number(fork or "")
+        if made is not None and isinstance(self._session, Immediate):
+            for name, one in self._session.view(fresh=True).manifest.branches.items():
+                if one.made == made:
+                    return Namespace(self._warehouse, branch=name)
+        return self
 
     def _check_branch(self, table: Table, branch: str | None) -> None:
         fork = forks.name(forks.own(self._session.view(), table))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -187,6 +188,18 @@ class LanceTables:
         with suppress(AlreadyExists):
             key = f"{root}/_refs/branches/{forks.name(fork)}.json"
             store.put_if_absent(key, json.dumps(ref).encode())
+
+    def forks(self, table: Table, branches: Mapping[int, str]) -> dict[str, Any]:
+        """Return the refs of a table's forks, with the names of the branches that they belong to."""
+        store, root = self.store(table)
+        _, names = store.list_directory(f"{root}/_refs/branches")
+        found = {}
+        for name in (one.removesuffix(".json") for one in names):
+            made = forks.number(name)
+            if made is not None and made in branches:
+                told = json.loads(store.get(f"{root}/_refs/branches/{name}.json"))
+                found[name] = {**told, "metadata": {"lakewarden.branch": branches[made]}}
+        return found
 
     def options(self) -> dict[str, str] | None:
         """Return how clients reach the tables' store."""

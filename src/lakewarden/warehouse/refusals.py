@@ -40,7 +40,6 @@ ADVICE = {
     "explain_table_query_plan": f"{_CLIENT} and ask its scanner",
     "get_table_stats": f"{_CLIENT} and ask its statistics",
     "insert_into_table": f"{_CLIENT} and use insert",
-    "list_table_branches": _BRANCHES,
     "list_table_indices": _INDICES,
     "merge_insert_into_table": f"{_CLIENT} and use merge_insert",
     "query_table": f"{_CLIENT} and scan it",
