@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 from lakewarden.errors import Conflict, ErrorKind, LakewardenError, NotFound, Refused, UsageError
 from lakewarden.pipeline.scanning import scan_of
+from lakewarden.storage.opening import Opener
 from lakewarden.warehouse import forks
 from lakewarden.warehouse.lance import Immediate, Namespace, Reading, tables_of
 from lakewarden.warehouse.manifest import Operation, Pin
@@ -25,11 +27,15 @@ from lakewarden.warehouse.transaction import run, transaction
 from lakewarden.warehouse.warehouse import Warehouse
 from tests.warehouse.lakes import (
     VERSIONS,
+    Failure,
     Hasty,
+    Opening,
     T,
     Tampered,
     dataset,
+    every_step,
     id_rows,
+    is_open,
     lance_ids,
     make,
     names_of,
@@ -340,6 +346,36 @@ def test_a_crash_between_fork_and_commit_leaves_nothing_to_be_seen(root: Path) -
     assert (ids(fresh), lance_ids(fresh)) == ([1], [1])
     write(Namespace(fresh, branch="dev"), "append", 2)
     assert (ids(fresh), lance_ids(fresh)) == ([1, 2], [1])
+
+
+def test_whatever_call_fails_on_a_branch_the_write_is_all_there_or_not_at_all(
+    tmp_path: Path,
+) -> None:
+    numbers = count()
+    made: list[Path] = []
+
+    def prepare() -> Opening:
+        made.append(tmp_path / str(next(numbers)))
+        lake = make(made[-1])
+        write(Namespace(lake), "create", 1)
+        lake.create_branch("dev")
+        return Opener()
+
+    def act(opening: Opening) -> None:
+        dev = Namespace(reopen(made[-1], opener=opening), branch="dev")
+        with dev.told():
+            write(dev, "append", 2)
+
+    def check(_: Opening, raised: Failure | None, where: str) -> None:
+        fresh = reopen(made[-1])
+        allowed = [[1, 2]] if raised is None else [[1], [1, 2]] if is_open(raised) else [[1]]
+        assert ids(fresh) in allowed, (where, raised)
+        assert lance_ids(fresh) == [1], where
+        before = ids(fresh)
+        write(Namespace(fresh, branch="dev"), "append", 3)
+        assert ids(fresh) == [*before, 3], where
+
+    assert every_step(tmp_path / "calls", prepare, act, check) > 5
 
 
 def test_a_crash_inside_the_fork_is_finished_by_the_next_writer(lake: Warehouse) -> None:
