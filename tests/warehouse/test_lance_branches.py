@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,9 @@ import pytest
 from lakewarden.errors import Conflict, ErrorKind, LakewardenError, NotFound, Refused, UsageError
 from lakewarden.pipeline.scanning import scan_of
 from lakewarden.storage.opening import Opener
+from lakewarden.testing.s3 import s3_server
 from lakewarden.warehouse import forks
+from lakewarden.warehouse.formats import with_formats
 from lakewarden.warehouse.lance import Immediate, Namespace, Reading, tables_of
 from lakewarden.warehouse.manifest import Operation, Pin
 from lakewarden.warehouse.transaction import run, transaction
@@ -148,8 +149,8 @@ def test_a_namespace_is_made_by_its_class(lake: Warehouse) -> None:
     assert ids(lake) == [1, 2, 3, 5]
     (last,) = lake.history(1)
     assert (last.transaction.actor, last.transaction.branch) == ("zoe", "dev")
-    with pytest.raises(UsageError, match="acter"):
-        Namespace(lake.location.uri, acter="zoe")
+    with pytest.raises(UsageError, match="colour"):
+        Namespace(lake.location.uri, colour="zoe")
     with pytest.raises(UsageError, match="actor"):
         Namespace(lake, actor="zoe")
 
@@ -325,6 +326,23 @@ def test_processes_that_fork_at_once_share_one_fork(root: Path, lake: Warehouse)
     assert lance_ids(lake) == [1, 2, 3]
 
 
+@pytest.mark.s3
+def test_branches_in_a_bucket() -> None:
+    with s3_server() as server:
+        server.create_bucket("lake")
+        opener = Opener(server.options)
+        lake = with_formats(Warehouse.init("s3://lake/wh", opener=opener))
+        write(Namespace(lake), "create", 1)
+        lake.create_branch("dev")
+        assert scanned(lake, branch="dev") == [1]
+        write(Namespace(lake, branch="dev"), "append", 2)
+        with transaction(lake, branch="dev") as tx:
+            write(tx.lance, "append", 3)
+        assert sorted(seen(Namespace(lake, branch="dev"))) == [1, 2, 3]
+        assert scanned(lake, branch="dev") == [1, 2, 3]
+        assert scanned(lake) == seen(Namespace(lake)) == [1]
+
+
 # -- crashes ---------------------------------------------------------------------------------------
 
 
@@ -439,7 +457,7 @@ def test_a_branch_that_is_made_again_has_no_old_rows(lake: Warehouse, dev: Names
         with dev.told():
             stale.insert(id_rows(66))
 
-    with suppress(OSError, LakewardenError):
+    with pytest.raises(Refused, match="open the table again"):
         insert()
     assert ids(lake) == [1, 2, 3]
     write(Namespace(lake, branch="dev"), "append", 11)
@@ -462,6 +480,46 @@ def test_a_table_that_was_made_on_a_branch_goes_with_it(lake: Warehouse, dev: Na
         lake.undrop(OTHER)
     write(Namespace(lake, branch="dev"), "create", 5, name=OTHER)
     assert ids(lake, "dev", OTHER) == [5]
+
+
+def test_who_shares_a_warehouse_with_somebody_who_heard_of_it_writes_nothing_old(
+    root: Path,
+) -> None:
+    """Between what a client is told and the commit, the branch is made again."""
+    tampered = Tampered()
+    lake = make(root, opener=tampered)
+    write(Namespace(lake), "create", 1)
+    lake.create_branch("dev")
+    stale = dataset(Namespace(lake, branch="dev"))
+
+    def again() -> None:
+        other = reopen(root)
+        other.delete_branch("dev")
+        other.create_branch("dev")
+        lake.refresh()
+
+    tampered.once("get", "/_transactions/", again)
+    with pytest.raises(OSError, match=r"open the table again|Commit result"):
+        stale.insert(id_rows(66))
+    assert (ids(lake), lance_ids(lake)) == ([1], [1])
+
+
+def test_a_branch_that_is_deleted_takes_writers_along(root: Path, lake: Warehouse) -> None:
+    dev = Namespace(lake, branch="dev")
+    stale = dataset(dev)
+    other = reopen(root)
+    other.delete_branch("dev")
+
+    def insert() -> None:
+        with dev.told():
+            stale.insert(id_rows(66))
+
+    with pytest.raises(NotFound, match="no branch dev"):
+        insert()
+    other.create_branch("dev")
+    with pytest.raises(Refused, match="open the table again"):
+        insert()
+    assert ids(lake) == [1, 2, 3]
 
 
 # -- transactions ----------------------------------------------------------------------------------

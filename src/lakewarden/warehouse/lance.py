@@ -357,18 +357,19 @@ class Namespace(Refusing):
 
     def _staged(self, request: Any) -> tuple[Table, Pin | None, Pin]:
         """Return a table, its pin and the version that a client has staged to follow it."""
-        name = tuple(request.id or ())
-        self._check_branch(self._table(name, fresh=False), request.branch)
+        name, key = tuple(request.id or ()), request.manifest_path
+        table = self._table(name, fresh=False)
+        self._check_branch(table, request.branch)
+        try:
+            self._tables.staged(self._session.view(), table, key)
+        except Refused:
+            # Perhaps we have not heard yet that the branch was made again.
+            table = self._table(name, fresh=True)
+            self._tables.staged(self._session.view(), table, key)
         table, pin = self._expected(name, request.version)
-        staged = self._tables.pinned(
-            self._session.view(),
-            table,
-            request.version,
-            request.manifest_path,
-            size=request.manifest_size,
-            e_tag=request.e_tag,
-        )
-        return table, pin, staged
+        path = self._tables.staged(self._session.view(), table, key)
+        after = Pin(request.version, path, size=request.manifest_size, e_tag=request.e_tag)
+        return table, pin, after
 
     # -- several at once -------------------------------------------------------------------------
 

@@ -60,7 +60,9 @@ class Immediate:
         self._branch = branch
 
     def view(self, *, fresh: bool = False) -> View:
-        head = self._warehouse.refresh() if fresh else self._warehouse.known
+        head = self._warehouse.known
+        if fresh or self._branch not in head.manifest.branches:
+            head = self._warehouse.refresh()
         return self._warehouse.view(head.manifest, self._branch)
 
     def declare(self, name: Name, location: str | None) -> Table:
@@ -74,7 +76,17 @@ class Immediate:
 
     def commit(self, changes: Sequence[Change], message: str) -> None:
         """Make one version of changes of several tables."""
-        self._warehouse.commit(changes, branch=self._branch, message=message, rebase=_redo)
+        base = self._warehouse.known
+        view = self._warehouse.view(base.manifest, self._branch)
+        for change in changes:
+            table = view.manifest.tables.get(change.table)
+            if table is not None and change.after is not None:
+                # Others who share the warehouse may have heard that the branch was made again.
+                _, root = self._tables.store(table)
+                self._tables.staged(view, table, f"{root}/{change.after.path}")
+        self._warehouse.commit(
+            changes, base=base, branch=self._branch, message=message, rebase=_redo
+        )
 
 
 @dataclass(frozen=True)

@@ -116,16 +116,20 @@ class LanceTables:
         self._warehouse.mark(table)
         return table
 
-    def pinned(self, view: View, table: Table, version: int, path: str, **more: Any) -> Pin:
-        """Return the pin of a manifest that a client has staged, given by its key in the store."""
+    def staged(self, view: View, table: Table, key: str) -> str:
+        """Return the path of a manifest that a client has staged, given by its key in the store.
+
+        Raises Refused if it is not where versions of the table on that branch are: it may be one of
+        another table, or of a branch that was deleted and made again.
+        """
         root = Location.parse(table.location).key
-        if not path.startswith(f"{root}/{forks.own(view, table)}_versions/"):
+        if not key.startswith(f"{root}/{forks.own(view, table)}_versions/"):
             raise Refused(
                 ErrorKind.LOCATION_OVERLAP,
-                f"the manifest {path} is not one of table {'.'.join(table.name)} ({root}) on branch "
+                f"the manifest {key} is not one of table {'.'.join(table.name)} ({root}) on branch "
                 f"{view.branch}; open the table again, and write what is to be written there",
             )
-        return Pin(version, path[len(root) + 1 :], **more)
+        return key[len(root) + 1 :]
 
     def on_branch(self, view: View, table: Table) -> Pin | None:
         """Return the version that is current on a branch, where a client can go on from there.
