@@ -138,8 +138,9 @@ class Pins:
     floors: Mapping[str, int] = field(default_factory=dict)
     #: Older ones that tags and branches of the warehouse hold.
     held: frozenset[tuple[str, int]] = frozenset()
-    #: How branches are called that the warehouse has made; those that are not current are going.
+    #: How branches are called that the warehouse has made, and those that it still has.
     forks: str = ""
+    alive: frozenset[str] = frozenset()
     #: Nobody needs anything of it any more.
     purged: bool = False
 
@@ -147,7 +148,7 @@ class Pins:
         """Tell whether a branch was the warehouse's, and nothing of it is needed any more."""
         if self.purged:
             return True
-        needed = branch in self.heads or any(name == branch for name, _ in self.held)
+        needed = branch in self.alive or any(name == branch for name, _ in self.held)
         return bool(self.forks) and branch.startswith(self.forks) and not needed
 
 

@@ -177,6 +177,28 @@ def test_the_data_source(spark: SparkSession, warehouse: Warehouse, table: Any) 
     assert read().schema("name string").load(table[0]).columns == ["name"]
 
 
+@pytest.mark.parametrize("table", BOTH)
+def test_a_branch_is_loaded_and_read_apart(
+    spark: SparkSession, warehouse: Warehouse, table: Any
+) -> None:
+    warehouse.create_branch("dev")
+    with transaction(warehouse, branch="dev") as tx:
+        loading.merge(tx, table, rows(spark, 5, 12, "new"), on=["id"])
+    with transaction(warehouse, branch="dev") as tx:
+        loading.append(tx, table, rows(spark, 20, 22, "more"))
+        loading.create(tx, ("made",), rows(spark, 0, 3))
+    options = {"warehouse": warehouse.location.uri, "branch": "dev"}
+    rows(spark, 30, 31, "last").write.format("lakewarden").mode("append").options(**options).save(
+        table[0]
+    )
+    dev = warehouse.read(branch="dev")
+    there = expected((0, 5, "old"), (5, 12, "new"), (20, 22, "more"), (30, 31, "last"))
+    assert seen(spark, warehouse, table, dev) == there
+    assert seen(spark, warehouse, ("made",), dev) == expected((0, 3, "old"))
+    assert spark.read.format("lakewarden").options(**options).load(table[0]).count() == len(there)
+    assert seen(spark, warehouse, table) == expected((0, 10, "old"))
+
+
 def test_filters_reach_the_format(spark: SparkSession, warehouse: Warehouse) -> None:
     from pyspark.sql.datasource import EqualTo, StringContains
 

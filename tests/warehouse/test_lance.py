@@ -18,7 +18,6 @@ from lance_namespace.errors import (
     InternalError,
     TableAlreadyExistsError,
     TableNotFoundError,
-    UnsupportedOperationError,
 )
 
 from lakewarden.errors import (
@@ -31,7 +30,7 @@ from lakewarden.errors import (
     UsageError,
 )
 from lakewarden.model import Format
-from lakewarden.warehouse.lance import Immediate, Namespace, Waiting, tables_of
+from lakewarden.warehouse.lance import Namespace, Waiting, tables_of
 from lakewarden.warehouse.manifest import Operation
 from lakewarden.warehouse.warehouse import Warehouse
 from tests.warehouse.lakes import (
@@ -725,30 +724,6 @@ def test_one_name_in_two_spellings_is_one_table(lake: Warehouse, namespace: Name
 # -- what is refused -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "count_table_rows",
-        "register_table",
-        "deregister_table",
-        "restore_table",
-        "create_table_tag",
-        "create_namespace",
-        "drop_namespace",
-        "batch_create_table_versions",
-        "batch_delete_table_versions",
-        "batch_commit_tables",
-    ],
-)
-def test_what_a_warehouse_cannot_do_is_said_to_be_unsupported(
-    lake: Warehouse, table: Namespace, method: str
-) -> None:
-    before = lake.refresh().version
-    with pytest.raises(UnsupportedOperationError):
-        getattr(table, method)({"id": ID})
-    assert lake.refresh().version == before
-
-
 def test_lances_own_branches_are_refused_and_ours_are_named(
     lake: Warehouse, table: Namespace
 ) -> None:
@@ -757,13 +732,6 @@ def test_lances_own_branches_are_refused_and_ours_are_named(
         dataset(table).create_branch("side")
     assert lake.refresh().version == before
     assert rows(lake) == SQUARES
-
-
-def test_lance_tables_are_not_written_on_a_branch(lake: Warehouse) -> None:
-    lake.create_branch("side")
-    with pytest.raises(Refused) as raised:
-        Immediate(lake, tables_of(lake), "side")
-    assert raised.value.kind is ErrorKind.UNSUPPORTED_FEATURE
 
 
 def test_a_manifest_of_another_table_is_refused(lake: Warehouse, table: Namespace) -> None:

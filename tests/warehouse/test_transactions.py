@@ -402,21 +402,20 @@ def test_iceberg_tables_change_on_a_branch(root: Path, lake: Warehouse) -> None:
     assert names_of(lake) == ["db.facts", "db.t"]
 
 
-def test_lance_tables_do_not_change_on_a_branch(root: Path, lake: Warehouse) -> None:
-    """Their versions are public: main would have them, too."""
+def test_tables_of_both_formats_change_on_a_branch_in_one_version(
+    root: Path, lake: Warehouse
+) -> None:
     lake.create_branch("side")
     before = lake.refresh().version
-
-    def work() -> None:
-        with transaction(lake, branch="side") as tx:
-            write(tx.lance, "append", 2)
-
-    with pytest.raises(LakewardenError) as raised:
-        work()
-    assert raised.value.kind is ErrorKind.UNSUPPORTED_FEATURE
-    assert lake.refresh().version == before
+    with transaction(lake, branch="side") as tx:
+        write(tx.lance, "append", 2)
+        tx.iceberg.load_table("db.facts").append(id_rows(20))
+    assert lake.refresh().version == before + 1
     write(Namespace(lake), "append", 3)
-    assert lance_ids(reopen(root)) == [1, 3]
+    assert seen(root) == ([1, 3], [10])
+    side = dataset(Namespace(reopen(root), branch="side"))
+    assert sorted(side.to_table()["id"].to_pylist()) == [1, 2]
+    assert iceberg_ids(on_branch(root, "side")) == [10, 20]
 
 
 # -- requests --------------------------------------------------------------------------------------

@@ -47,10 +47,10 @@ from lakewarden.pipeline.listing import Unit
 from lakewarden.retention import OnTagged, Pins, Policy
 from lakewarden.storage.location import Location
 from lakewarden.storage.store import Deletion
-from lakewarden.warehouse import iceberg, lance
+from lakewarden.warehouse import forks, iceberg, lance, lance_sessions
 from lakewarden.warehouse.handlers import StoreHandler
 from lakewarden.warehouse.manifest import Change, Manifest, Operation, Table
-from lakewarden.warehouse.reclaiming import FORKS, MIN_AGE, Reclaim, Rules, decide, due
+from lakewarden.warehouse.reclaiming import MIN_AGE, Reclaim, Rules, decide, due
 from lakewarden.warehouse.warehouse import MANIFEST, Warehouse
 
 #: What the catalog of a warehouse's Iceberg tables is called, and who does what cleanup commits.
@@ -338,7 +338,7 @@ def _forget_forks(plan: WarehousePlan, sound: set[str], stores: Stores) -> None:
     keys = {one.table_id: one.table_key for one in plan.tables.tables}
     numbers = _names(plan.reclaim)
     roots = {root.root_id: root for root in plan.tables.roots}
-    begin = f"_refs/branches/{FORKS}"
+    begin = f"_refs/branches/{forks.PREFIX}"
     rows = (
         plan.tables.files.filter(F.col("path").startswith(begin))
         .select("table_id", "root_id", "path")
@@ -355,7 +355,7 @@ def _forget_forks(plan: WarehousePlan, sound: set[str], stores: Stores) -> None:
 def _forget_places(plan: WarehousePlan, stores: Stores) -> None:
     """Take away the marks of tables that the log has forgotten."""
     for number in (*plan.emptied, *plan.reclaim.forget):
-        place = Location.parse(plan.reclaim.table(number).location).child(lance.WAITING)
+        place = Location.parse(plan.reclaim.table(number).location).child(lance_sessions.WAITING)
         store = stores(place)
         keys = [key for batch in store.list(place.key) for key in batch.column("key").to_pylist()]
         for start in range(0, len(keys), 1000):

@@ -17,7 +17,6 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from lakewarden.errors import ErrorKind, NotFound, UsageError
 from lakewarden.model import Format
-from lakewarden.storage.location import Location
 from lakewarden.warehouse.formats import with_formats
 
 if TYPE_CHECKING:
@@ -64,9 +63,9 @@ def scan_of(
     if table.format is Format.LANCE:
         # Workers find it by its public name.
         with_formats(warehouse).formats[Format.LANCE].publish(table, pin)
-        location = Location.parse(table.location)
-        uri = f"/{location.path}" if location.is_local else table.location
-        return LanceScan(uri, pin.version, options, wanted)
+        from lakewarden.warehouse.lance import uri_of  # noqa: PLC0415
+
+        return LanceScan(uri_of(table, pin), pin.version, options, wanted)
     return IcebergScan(pin.path, options, wanted)
 
 

@@ -34,6 +34,7 @@ from lakewarden.pipeline.scanning import IcebergScan, LanceScan, Scan, scan_of, 
 from lakewarden.storage.opening import Opener
 from lakewarden.warehouse import names
 from lakewarden.warehouse.formats import with_formats
+from lakewarden.warehouse.manifest import MAIN
 from lakewarden.warehouse.transaction import transaction
 from lakewarden.warehouse.warehouse import Warehouse
 
@@ -80,6 +81,9 @@ class _Options:
         if not found:
             raise UsageError(ErrorKind.USAGE, 'say which table: .load("namespace.table")')
         return names.parse_name(found)
+
+    def branch(self) -> str:
+        return self.get("branch") or MAIN
 
     def scan(self, columns: Iterable[str] | None = None) -> Scan:
         warehouse = self.open()
@@ -152,7 +156,7 @@ class _Writer(DataSourceArrowWriter):
     def __init__(self, options: _Options, overwrite: bool) -> None:  # noqa: FBT001
         self._options = options
         self._overwrite = overwrite
-        with transaction(options.open()) as nothing:
+        with transaction(options.open(), branch=options.branch()) as nothing:
             self._writer = loading.writer_for(nothing, options.table())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -166,6 +170,7 @@ class _Writer(DataSourceArrowWriter):
             self._options.open(),
             message=self._options.get("message") or f"write {'.'.join(name)}",
             request=self._options.get("request"),
+            branch=self._options.branch(),
         ) as changes:
             if changes.done_before is None:
                 loading.stage(changes, name, written, overwrite=self._overwrite)

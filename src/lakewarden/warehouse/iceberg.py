@@ -70,7 +70,7 @@ from lakewarden.formats.iceberg.paths import place
 from lakewarden.model import Format
 from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
-from lakewarden.warehouse import names
+from lakewarden.warehouse import names, spaces
 from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Name, Operation, Pin, Table
 from lakewarden.warehouse.warehouse import View, Warehouse
 
@@ -79,8 +79,6 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.typedef import Identifier, Properties
 
-#: Namespaces are settings of the warehouse: their names, with their properties as JSON.
-_NAMESPACE = "namespace:"
 _OPERATIONS = {
     "append": Operation.APPEND,
     "overwrite": Operation.OVERWRITE,
@@ -387,7 +385,7 @@ class WarehouseCatalog(MetastoreCatalog):
 
     def _new(self, name: Name, location: str | None) -> Table:
         view = self._session.view(fresh=True)
-        if not self._exists(name[:-1], view):
+        if not spaces.exists(view, name[:-1]):
             raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(name[:-1])}")
         try:
             return self._warehouse.new_table(view, name, Format.ICEBERG, location=location)
@@ -530,7 +528,7 @@ class WarehouseCatalog(MetastoreCatalog):
                 raise Refused(
                     ErrorKind.UNSUPPORTED_FEATURE, "a name holds on every branch; rename on main"
                 )
-            if not self._exists(to[:-1], self._session.view()):
+            if not spaces.exists(self._session.view(), to[:-1]):
                 raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(to[:-1])}")
             try:
                 self._warehouse.rename(table.name, to)
@@ -545,7 +543,7 @@ class WarehouseCatalog(MetastoreCatalog):
     def list_tables(self, namespace: str | Identifier) -> list[Identifier]:
         space = Catalog.identifier_to_tuple(namespace)
         view = self._session.view(fresh=True)
-        if not self._exists(space, view):
+        if not spaces.exists(view, space):
             raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(space)}")
         return [
             one.name
@@ -555,43 +553,27 @@ class WarehouseCatalog(MetastoreCatalog):
 
     # -- namespaces ------------------------------------------------------------------------------
 
-    def _exists(self, space: Name, view: View) -> bool:
-        return not space or space in self._spaces(view)
-
-    @staticmethod
-    def _spaces(view: View) -> set[Name]:
-        named = {
-            tuple(key.removeprefix(_NAMESPACE).split("."))
-            for key in view.manifest.properties
-            if key.startswith(_NAMESPACE)
-        }
-        named |= {one.name[:-1] for one in view.tables()}
-        return {space[:end] for space in named for end in range(1, len(space) + 1)}
-
     def create_namespace(
         self, namespace: str | Identifier, properties: Properties = EMPTY_DICT
     ) -> None:
         space = names.table_name(Catalog.identifier_to_tuple(namespace))
-        if self._exists(space, self._session.view(fresh=True)):
+        if spaces.exists(self._session.view(fresh=True), space):
             raise NamespaceAlreadyExistsError(f"Namespace already exists: {'.'.join(space)}")
         self._set(space, properties)
 
     def _set(self, space: Name, properties: Mapping[str, Any] | None) -> None:
         self._outside("given other namespaces")
-        told = None if properties is None else json.dumps(dict(properties), sort_keys=True)
-        self._warehouse.set_properties({f"{_NAMESPACE}{'.'.join(space)}": told})
+        self._warehouse.set_properties(spaces.setting(space, properties))
 
     def drop_namespace(self, namespace: str | Identifier) -> None:
         space = self._known(namespace)
-        view = self._session.view()
-        below = [one for one in self._spaces(view) if one != space and one[: len(space)] == space]
-        if below or any(one.name[:-1] == space for one in view.tables()):
+        if not spaces.is_empty(self._session.view(), space):
             raise NamespaceNotEmptyError(f"Namespace is not empty: {'.'.join(space)}")
         self._set(space, None)
 
     def list_namespaces(self, namespace: str | Identifier = ()) -> list[Identifier]:
         space = Catalog.identifier_to_tuple(namespace)
-        found = self._spaces(self._session.view(fresh=True))
+        found = spaces.all_of(self._session.view(fresh=True))
         if space and space not in found:
             raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(space)}")
         deeper = len(space) + 1
@@ -599,14 +581,13 @@ class WarehouseCatalog(MetastoreCatalog):
 
     def _known(self, namespace: str | Identifier) -> Name:
         space = Catalog.identifier_to_tuple(namespace)
-        if not self._exists(space, self._session.view(fresh=True)):
+        if not spaces.exists(self._session.view(fresh=True), space):
             raise NoSuchNamespaceError(f"Namespace does not exist: {'.'.join(space)}")
         return space
 
     def load_namespace_properties(self, namespace: str | Identifier) -> Properties:
         space = self._known(namespace)
-        told = self._session.view().manifest.properties.get(f"{_NAMESPACE}{'.'.join(space)}")
-        return dict(json.loads(told)) if told else {}
+        return dict(spaces.properties(self._session.view(), space))
 
     def update_namespace_properties(
         self,

@@ -12,13 +12,12 @@ raised when a version is refused, they look at what is there and rebase by their
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from threading import RLock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import lance
 import lance_namespace as api
@@ -27,6 +26,9 @@ from lance_namespace.errors import (
     ConcurrentModificationError,
     InternalError,
     LanceNamespaceError,
+    NamespaceAlreadyExistsError,
+    NamespaceNotEmptyError,
+    NamespaceNotFoundError,
     TableAlreadyExistsError,
     TableNotFoundError,
     TableVersionNotFoundError,
@@ -36,267 +38,45 @@ from lance_namespace.errors import (
 from lakewarden.errors import (
     AlreadyExists,
     Conflict,
-    Damaged,
     ErrorKind,
     LakewardenError,
     NotFound,
     Refused,
     StorageError,
+    UsageError,
 )
-from lakewarden.formats.lance.manifest import transaction_file
-from lakewarden.formats.lance.transaction import operation
 from lakewarden.model import Format
-from lakewarden.storage.location import Location
-from lakewarden.storage.store import Store
-from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Name, Operation, Pin, Table
+from lakewarden.storage.opening import Opener
+from lakewarden.warehouse import forks, names, registering, spaces
+from lakewarden.warehouse.lance_sessions import Immediate, Reading, Session, Waiting, meaning
+from lakewarden.warehouse.lance_tables import LanceTables, tables_of, uri_of
+from lakewarden.warehouse.manifest import MAIN, Change, Name, Operation, Pin, Table
+from lakewarden.warehouse.own_tags import OwnTags
+from lakewarden.warehouse.refusals import ADVICE, Refusing
 from lakewarden.warehouse.warehouse import View, Warehouse
-from lakewarden.world import fresh_id
 
-_LAST = 2**64 - 1
-_PUBLIC = re.compile(r"(.*\.manifest)(-[^/]*)?")
-_V2 = re.compile(r"\d{20}\.manifest")
+__all__ = [
+    "Immediate",
+    "LanceTables",
+    "Namespace",
+    "Reading",
+    "Session",
+    "Waiting",
+    "meaning",
+    "replay",
+    "tables_of",
+    "uri_of",
+]
+
+#: Between the parts of a name where a client wants it in one word.
+_DELIMITER = "$"
+_STORAGE = "storage."
+_PROPERTIES = ("actor", "log-database")
 #: What clients say when a version was refused, and they do not know why.
 _VAGUE = "Commit result for version"
-#: Where manifests of transactions wait that are not committed yet, below a table.
-WAITING = "_lakewarden"
-#: Lance's names for what changes do, in ours.
-_OPERATIONS = {
-    "append": Operation.APPEND,
-    "delete": Operation.DELETE,
-    "overwrite": Operation.OVERWRITE,
-    "create_index": Operation.INDEX,
-    "rewrite": Operation.REWRITE,
-    "reserve_fragments": Operation.REWRITE,
-    "merge": Operation.MERGE,
-    "restore": Operation.RESTORE,
-    "update": Operation.UPDATE,
-    "data_replacement": Operation.UPDATE,
-    "project": Operation.SCHEMA,
-    "update_config": Operation.SCHEMA,
-    "update_bases": Operation.SCHEMA,
-    "clone": Operation.OVERWRITE,
-}
-
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-
-
-class LanceTables:
-    """What Lance tables do for the warehouse: show versions, take them back, restore."""
-
-    def __init__(self, warehouse: Warehouse) -> None:
-        self._warehouse = warehouse
-        #: Versions that are known to be public.
-        self._shown: set[tuple[str, str]] = set()
-
-    def store(self, table: Table) -> tuple[Store, str]:
-        """Return the table's store and its key there."""
-        location = Location.parse(table.location)
-        return self._warehouse.opener(location), location.key
-
-    def public(self, pin: Pin) -> str:
-        """Return the path, below the table, under which everybody finds a version."""
-        return _public(pin.path)
-
-    def publish(self, table: Table, pin: Pin) -> None:
-        if (table.id, pin.path) in self._shown:
-            return
-        store, root = self.store(table)
-        # Lance looks at all versions since the one that a writer has read: none may be left out.
-        for path in (*pin.through, pin.path):
-            self._show(table, store, root, path)
-        self._shown.add((table.id, pin.path))
-
-    def _show(self, table: Table, store: Store, root: str, path: str) -> None:
-        public = _public(path)
-        if path == public:
-            return
-        try:
-            data = store.get(f"{root}/{path}")
-        except NotFound:
-            if store.exists(f"{root}/{public}"):
-                return
-            raise NotFound(
-                f"version {public} of {'.'.join(table.name)} was reclaimed by a cleanup; tag versions "
-                "that must stay",
-                ErrorKind.RECLAIMED,
-            ) from None
-        try:
-            store.put_if_absent(f"{root}/{public}", data)
-        except AlreadyExists:
-            if store.get(f"{root}/{public}") != data:
-                raise Refused(
-                    ErrorKind.DRIFT,
-                    f"somebody has written {public} of {'.'.join(table.name)} past the warehouse; what "
-                    f"the warehouse committed under that number is in {path}: put that in its place",
-                ) from None
-        store.delete([f"{root}/{path}"])
-
-    def discard(self, table: Table, pin: Pin) -> None:
-        store, root = self.store(table)
-        store.delete([f"{root}/{path}" for path in (*pin.through, pin.path)])
-
-    def restore(self, table: Table, current: Pin, target: Pin) -> Pin:
-        self.publish(table, current)
-        view = self._warehouse.view(self._warehouse.known.manifest)
-        # It may have been dropped, and somebody else have its name: here it is alone.
-        alone = replace(view.manifest, tables={table.id: replace(table, dropped=None)})
-        waiting = Waiting(self, View(alone, MAIN, {table.id: current}))
-        namespace = Namespace(self._warehouse, waiting)
-        try:
-            with namespace.told():
-                lance.dataset(
-                    namespace_client=namespace, table_id=list(table.name), version=target.version
-                ).restore()
-        except (OSError, ValueError) as error:
-            raise NotFound(
-                f"version {target.version} of {'.'.join(table.name)} was reclaimed by a cleanup; it "
-                f"cannot be brought back ({' '.join(str(error).split())[:100]})",
-                ErrorKind.RECLAIMED,
-            ) from error
-        return waiting.pins[table.id]
-
-    def new_table(self, view: View, name: Name, location: str | None) -> Table:
-        table = self._warehouse.new_table(view, name, Format.LANCE, location=location)
-        self._warehouse.mark(table)
-        return table
-
-    def pinned(self, table: Table, version: int, path: str, **more: Any) -> Pin:
-        """Return the pin of a manifest that a client has staged, given by its key in the store."""
-        root = Location.parse(table.location).key
-        if not path.startswith(f"{root}/_versions/"):
-            raise Refused(
-                ErrorKind.LOCATION_OVERLAP,
-                f"the manifest {path} is not one of table {'.'.join(table.name)} ({root})",
-            )
-        return Pin(version, path[len(root) + 1 :], **more)
-
-    def operation(self, table: Table, pin: Pin) -> str:
-        """Return what a version that was staged does, in Lance's words."""
-        store, root = self.store(table)
-        named = transaction_file(store.get(f"{root}/{pin.path}"))
-        if not named:
-            raise Damaged(
-                ErrorKind.UNSUPPORTED_FEATURE,
-                f"version {pin.version} of {'.'.join(table.name)} does not say what it changes",
-            )
-        return operation(store.get(f"{root}/_transactions/{named}"))
-
-
-def _public(path: str) -> str:
-    name = path.rpartition("/")[2]
-    found = _PUBLIC.fullmatch(name)
-    return f"_versions/{found[1] if found else name}"
-
-
-class Session(Protocol):
-    """Where versions go that clients ask for."""
-
-    def view(self, *, fresh: bool = False) -> View:
-        """Return what the clients see."""
-        ...
-
-    def declare(self, name: Name, location: str | None) -> Table:
-        """Make a table without a version."""
-        ...
-
-    def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:
-        """Make a version of what a client has staged, or raise Conflict."""
-        ...
-
-
-def _check_main(branch: str) -> None:
-    if branch != MAIN:
-        raise Refused(
-            ErrorKind.UNSUPPORTED_FEATURE,
-            f"Lance tables are written on main only, not on branch {branch}",
-        )
-
-
-class Immediate:
-    """Every version that a client asks for is one of the warehouse, at once."""
-
-    def __init__(self, warehouse: Warehouse, tables: LanceTables, branch: str = MAIN) -> None:
-        _check_main(branch)
-        self._warehouse = warehouse
-        self._tables = tables
-        self._branch = branch
-
-    def view(self, *, fresh: bool = False) -> View:
-        head = self._warehouse.refresh() if fresh else self._warehouse.known
-        return self._warehouse.view(head.manifest, self._branch)
-
-    def declare(self, name: Name, location: str | None) -> Table:
-        return self._warehouse.declare(name, Format.LANCE, location=location, branch=self._branch)
-
-    def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:
-        does = self._tables.operation(table, after)
-        change = Change(meaning(does), table.id, before, after)
-        name = ".".join(table.name)
-        self._warehouse.commit(
-            [change], branch=self._branch, message=f"{does} {name}", rebase=_redo
-        )
-        return after
-
-
-def _redo(change: Change, manifest: Manifest) -> Change:
-    """The client rebases by Lance's rules, and asks again."""
-    name = ".".join(manifest.tables[change.table].name)
-    raise Conflict(ErrorKind.CONFLICT, f"somebody else has committed to {name}")
-
-
-@dataclass
-class Waiting:
-    """Versions wait, unseen by others, until all of a transaction are committed together."""
-
-    tables: LanceTables
-    base: View
-    id: str = field(default_factory=fresh_id)
-    made: dict[str, Table] = field(default_factory=dict)
-    pins: dict[str, Pin] = field(default_factory=dict)
-    #: What each version does, oldest first.
-    does: dict[str, list[str]] = field(default_factory=dict)
-
-    def view(self, *, fresh: bool = False) -> View:  # noqa: ARG002  # a transaction sees one version
-        manifest = self.base.manifest
-        if self.made:
-            manifest = replace(manifest, tables={**manifest.tables, **self.made})
-        return View(manifest, self.base.branch, {**self.base.pins, **self.pins})
-
-    def declare(self, name: Name, location: str | None) -> Table:
-        _check_main(self.base.branch)
-        table = self.tables.new_table(self.view(), name, location)
-        self.made[table.id] = table
-        return table
-
-    def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:  # noqa: ARG002
-        _check_main(self.base.branch)
-        does = self.tables.operation(table, after)
-        earlier = self.pins.get(table.id)
-        steps = self.does.setdefault(table.id, [])
-        through = (*earlier.through, earlier.path) if earlier is not None else ()
-        if earlier is not None and earlier.version == after.version:
-            # Compaction reserves numbers and then asks for the same version again.
-            through, steps[:] = through[:-1], steps[:-1]
-        steps.append(does)
-        path = f"{WAITING}/{self.id}/{after.path.rpartition('/')[2].partition('.manifest')[0]}"
-        # Clients copy whatever is not called so to its public name by themselves.
-        waits = replace(after, path=f"{path}.manifest", through=through)
-        store, root = self.tables.store(table)
-        store.put(f"{root}/{waits.path}", store.get(f"{root}/{after.path}"))
-        store.delete([f"{root}/{after.path}"])
-        self.pins[table.id] = waits
-        return waits
-
-    def may_replace(self, table: Table, version: int) -> bool:
-        """Tell whether the last version only reserved numbers, so that another may take its place."""
-        last = self.pins.get(table.id)
-        return (
-            last is not None
-            and last.version == version
-            and self.does[table.id][-1:] == ["reserve_fragments"]
-        )
 
 
 def _answers(model: Any) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
@@ -312,7 +92,7 @@ def _answers(model: Any) -> Callable[[Callable[..., Answer]], Callable[..., Answ
                 try:
                     if isinstance(request, dict):
                         request = model.from_dict(dict(request))
-                    return method(self, request)
+                    return method(self._on(getattr(request, "branch", None)), request)
                 except LakewardenError as error:
                     self._trouble.append(error)
                     raise _translated(error) from error
@@ -331,13 +111,37 @@ def _translated(error: LakewardenError) -> Exception:
     return InternalError(error.message)
 
 
-class Namespace(api.LanceNamespace):
-    """The Lance tables of a warehouse, for any Lance client."""
+@dataclass(frozen=True)
+class _Planned:
+    """One operation of a batch: what it changes, how that is told, and what follows the commit."""
 
-    def __init__(self, warehouse: Warehouse, session: Session | None = None) -> None:
+    change: Change
+    message: str
+    done: Callable[[], Any]
+
+
+class Namespace(Refusing):
+    """The Lance tables of a warehouse, for any Lance client.
+
+    Clients that make a namespace by its class say where the warehouse is, and the rest in words:
+    `actor`, `log-database`, and storage options as `storage.…`.
+    """
+
+    def __init__(
+        self,
+        warehouse: Warehouse | str,
+        session: Session | None = None,
+        *,
+        branch: str = MAIN,
+        **properties: str,
+    ) -> None:
+        if isinstance(warehouse, str):
+            warehouse = _opened(warehouse, properties)
+        elif properties:
+            raise UsageError(ErrorKind.USAGE, f"a namespace knows no {', '.join(properties)}")
         self._warehouse = warehouse
         self._tables = tables_of(warehouse)
-        self._session = session or Immediate(warehouse, self._tables)
+        self._session = session or Immediate(warehouse, self._tables, branch)
         self._lock = RLock()
         self._trouble: list[LakewardenError] = []
 
@@ -372,16 +176,15 @@ class Namespace(api.LanceNamespace):
         page, token = _page(found, request.page_token, request.limit)
         return api.ListTablesResponse(tables=page, page_token=token)
 
-    @_answers(api.ListNamespacesRequest)
-    def list_namespaces(self, request: Any) -> Any:
-        prefix = tuple(request.id or ())
-        deeper = {
-            one.name[len(prefix)]
+    @_answers(api.ListTablesRequest)
+    def list_all_tables(self, request: Any) -> Any:
+        found = [
+            _DELIMITER.join(one.name)
             for one in self._session.view(fresh=True).tables()
-            if len(one.name) > len(prefix) + 1 and one.name[: len(prefix)] == prefix
-        }
-        page, token = _page(sorted(deeper), request.page_token, request.limit)
-        return api.ListNamespacesResponse(namespaces=page, page_token=token)
+            if one.format is Format.LANCE
+        ]
+        page, token = _page(found, request.page_token, request.limit)
+        return api.ListTablesResponse(tables=page, page_token=token)
 
     @_answers(api.TableExistsRequest)
     def table_exists(self, request: Any) -> Any:
@@ -391,14 +194,14 @@ class Namespace(api.LanceNamespace):
     @_answers(api.DescribeTableRequest)
     def describe_table(self, request: Any) -> Any:
         table = self._table(tuple(request.id or ()), fresh=True)
-        pin = self._session.view().pins.get(table.id)
+        pin = self._pin(table)
         return api.DescribeTableResponse(
             table=table.name[-1],
             namespace=list(table.name[:-1]),
-            location=_uri(table),
+            location=uri_of(table, pin),
             version=pin.version if pin is not None else None,
             managed_versioning=True,
-            storage_options=self._options(),
+            storage_options=self._tables.options(),
             properties=dict(table.properties),
             is_only_declared=pin is None,
         )
@@ -407,38 +210,119 @@ class Namespace(api.LanceNamespace):
     def declare_table(self, request: Any) -> Any:
         table = self._session.declare(tuple(request.id or ()), request.location)
         return api.DeclareTableResponse(
-            location=_uri(table), managed_versioning=True, storage_options=self._options()
+            location=uri_of(table), managed_versioning=True, storage_options=self._tables.options()
         )
 
     @_answers(api.DropTableRequest)
     def drop_table(self, request: Any) -> Any:
         table = self._table(tuple(request.id or ()), fresh=True)
         self._immediate()
-        self._warehouse.drop(table.name)
+        self._warehouse.drop(table.name, branch=self._session.view().branch)
         return api.DropTableResponse(id=list(table.name), location=table.location)
 
     @_answers(api.RenameTableRequest)
     def rename_table(self, request: Any) -> Any:
         table = self._table(tuple(request.id or ()), fresh=True)
         self._immediate()
+        if self._session.view().branch != MAIN:
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE, "a name holds on every branch; rename on main"
+            )
         space = request.new_namespace_id
         to = (*(table.name[:-1] if space is None else space), request.new_table_name)
         self._warehouse.rename(table.name, to)
         return api.RenameTableResponse()
 
+    @_answers(api.RegisterTableRequest)
+    def register_table(self, request: Any) -> Any:
+        self._immediate()
+        if (request.mode or "create").lower() != "create":
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                "a table is not registered over another one; deregister that first",
+            )
+        name, told = tuple(request.id or ()), request.properties or {}
+        view = self._session.view(fresh=True)
+        table = registering.register(self._warehouse, view, name, request.location, told)
+        return api.RegisterTableResponse(
+            location=uri_of(table), properties=dict(table.properties) or None
+        )
+
+    @_answers(api.DeregisterTableRequest)
+    def deregister_table(self, request: Any) -> Any:
+        answer = self._batch([api.CommitTableOperation(deregister_table=request)])
+        return answer[0].deregister_table
+
+    # -- namespaces ------------------------------------------------------------------------------
+
+    @_answers(api.ListNamespacesRequest)
+    def list_namespaces(self, request: Any) -> Any:
+        space = self._space(request)
+        deeper = {
+            one[-1] for one in spaces.all_of(self._session.view()) if one[:-1] == space and one
+        }
+        page, token = _page(sorted(deeper), request.page_token, request.limit)
+        return api.ListNamespacesResponse(namespaces=page, page_token=token)
+
+    @_answers(api.NamespaceExistsRequest)
+    def namespace_exists(self, request: Any) -> Any:
+        self._space(request)
+        return api.NamespaceExistsResponse()
+
+    @_answers(api.DescribeNamespaceRequest)
+    def describe_namespace(self, request: Any) -> Any:
+        space = self._space(request)
+        told = spaces.properties(self._session.view(), space)
+        return api.DescribeNamespaceResponse(properties=told)
+
+    @_answers(api.CreateNamespaceRequest)
+    def create_namespace(self, request: Any) -> Any:
+        self._immediate()
+        space = names.table_name(tuple(request.id or ()))
+        told, mode = request.properties or {}, _word(request.mode or "create")
+        view = self._session.view(fresh=True)
+        if spaces.exists(view, space):
+            if mode != "existok":
+                raise NamespaceAlreadyExistsError(f"there is a namespace {'.'.join(space)} already")
+            return api.CreateNamespaceResponse(properties=spaces.properties(view, space))
+        self._warehouse.set_properties(spaces.setting(space, told))
+        return api.CreateNamespaceResponse(properties=told)
+
+    @_answers(api.DropNamespaceRequest)
+    def drop_namespace(self, request: Any) -> Any:
+        self._immediate()
+        try:
+            space = self._space(request)
+        except NamespaceNotFoundError:
+            if _word(request.mode or "fail") == "skip":
+                return api.DropNamespaceResponse()
+            raise
+        if not spaces.is_empty(self._session.view(), space):
+            raise NamespaceNotEmptyError(f"drop what is in {'.'.join(space) or 'the root'} first")
+        self._warehouse.set_properties(spaces.setting(space, None))
+        return api.DropNamespaceResponse()
+
+    def _space(self, request: Any) -> Name:
+        space = tuple(request.id or ())
+        if not spaces.exists(self._session.view(fresh=True), space):
+            raise NamespaceNotFoundError(f"there is no namespace {'.'.join(space)}")
+        return space
+
     # -- versions --------------------------------------------------------------------------------
 
     @_answers(api.ListTableVersionsRequest)
     def list_table_versions(self, request: Any) -> Any:
-        self._check_branch(request.branch)
         table = self._table(tuple(request.id or ()), fresh=True)
-        pin = self._session.view().pins.get(table.id)
+        self._check_branch(table, request.branch)
+        pin = self._pin(table)
         if pin is None:
             return api.ListTableVersionsResponse(versions=[])
         if request.limit == 1 and request.descending:
             return api.ListTableVersionsResponse(versions=[self._version(table, pin)])
         store, root = self._tables.store(table)
-        numbers = sorted(_versions(store.list(f"{root}/_versions"), pin), reverse=True)
+        numbers = sorted(
+            _versions(store.list(f"{root}/{forks.directory(pin.path)}_versions"), pin), reverse=True
+        )
         if not request.descending:
             numbers.reverse()
         page, token = _page(numbers, request.page_token, request.limit)
@@ -448,9 +332,9 @@ class Namespace(api.LanceNamespace):
 
     @_answers(api.DescribeTableVersionRequest)
     def describe_table_version(self, request: Any) -> Any:
-        self._check_branch(request.branch)
         table = self._table(tuple(request.id or ()), fresh=True)
-        pin = self._session.view().pins.get(table.id)
+        self._check_branch(table, request.branch)
+        pin = self._pin(table)
         if pin is None or request.version is None or request.version > pin.version:
             raise TableVersionNotFoundError(
                 f"{'.'.join(table.name)} has no version {request.version}"
@@ -459,20 +343,11 @@ class Namespace(api.LanceNamespace):
 
     @_answers(api.CreateTableVersionRequest)
     def create_table_version(self, request: Any) -> Any:
-        self._check_branch(request.branch)
-        name = tuple(request.id or ())
-        table, pin = self._expected(name, request.version)
-        staged = self._tables.pinned(
-            table,
-            request.version,
-            request.manifest_path,
-            size=request.manifest_size,
-            e_tag=request.e_tag,
-        )
+        table, pin, staged = self._staged(request)
         try:
             after = self._session.take(table, pin, staged)
         except Conflict:
-            self._expected(name, request.version)
+            self._expected(table.name, request.version)
             raise
         self._trouble.clear()
         # It is committed; if it cannot be shown now, whoever reads the table next does it.
@@ -480,8 +355,156 @@ class Namespace(api.LanceNamespace):
             self._show(table, after)
         return api.CreateTableVersionResponse(version=self._answer(table, after))
 
+    def _staged(self, request: Any) -> tuple[Table, Pin | None, Pin]:
+        """Return a table, its pin and the version that a client has staged to follow it."""
+        name, key = tuple(request.id or ()), request.manifest_path
+        table = self._table(name, fresh=False)
+        self._check_branch(table, request.branch)
+        try:
+            self._tables.staged(self._session.view(), table, key)
+        except Refused:
+            # Perhaps we have not heard yet that the branch was made again.
+            table = self._table(name, fresh=True)
+            self._tables.staged(self._session.view(), table, key)
+        table, pin = self._expected(name, request.version)
+        path = self._tables.staged(self._session.view(), table, key)
+        after = Pin(request.version, path, size=request.manifest_size, e_tag=request.e_tag)
+        return table, pin, after
+
+    # -- several at once -------------------------------------------------------------------------
+
+    @_answers(api.BatchCreateTableVersionsRequest)
+    def batch_create_table_versions(self, request: Any) -> Any:
+        one_each = [
+            api.CommitTableOperation(create_table_version=one)
+            for one in map(_single, request.entries)
+        ]
+        done = [one.create_table_version for one in self._batch(one_each)]
+        return api.BatchCreateTableVersionsResponse(versions=[one.version for one in done])
+
+    @_answers(api.BatchCommitTablesRequest)
+    def batch_commit_tables(self, request: Any) -> Any:
+        return api.BatchCommitTablesResponse(results=self._batch(request.operations))
+
+    def _batch(self, operations: Sequence[Any]) -> list[Any]:
+        """Make one version of the warehouse of several operations, or none."""
+        session = self._session
+        if not isinstance(session, Immediate):
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                "a transaction is one version of all its tables already; ask for each by itself",
+            )
+        view, planned = session.view(fresh=True), list[_Planned]()
+        for wanted in operations:
+            planned.append(self._planned(view, wanted))
+            made = planned[-1].change.made
+            if made is not None:
+                tables = {**view.manifest.tables, made.id: made}
+                view = replace(view, manifest=replace(view.manifest, tables=tables))
+        if len({one.change.table for one in planned}) != len(planned):
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                "one table is named twice in a batch; ask for one change of each",
+            )
+        message = "; ".join(one.message for one in planned)
+        session.commit([one.change for one in planned], message)
+        self._trouble.clear()
+        return [one.done() for one in planned]
+
+    def _planned(self, view: View, wanted: Any) -> _Planned:
+        if wanted.declare_table is not None:
+            request = wanted.declare_table
+            table = self._tables.new_table(view, tuple(request.id or ()), request.location)
+            change = Change(Operation.CREATE, table.id, name=table.name, made=table)
+            return _Planned(change, f"create {'.'.join(table.name)}", lambda: self._declared(table))
+        if wanted.create_table_version is not None:
+            table, pin, staged = self._staged(wanted.create_table_version)
+            does = self._tables.operation(table, staged)
+            change = Change(meaning(does), table.id, pin, staged)
+            return _Planned(
+                change, f"{does} {'.'.join(table.name)}", lambda: self._committed(table, staged)
+            )
+        if wanted.deregister_table is not None:
+            found = self._table(tuple(wanted.deregister_table.id or ()), fresh=False)
+            table, change = registering.letting_go(self._warehouse, view, found.name)
+            return _Planned(change, f"deregister {'.'.join(table.name)}", lambda: self._gone(table))
+        raise UnsupportedOperationError(ADVICE["batch_delete_table_versions"])
+
+    def _declared(self, table: Table) -> Any:
+        told = api.DeclareTableResponse(
+            location=uri_of(table), managed_versioning=True, storage_options=self._tables.options()
+        )
+        return api.CommitTableResult(declare_table=told)
+
+    def _committed(self, table: Table, after: Pin) -> Any:
+        # It is committed; if it cannot be shown now, whoever reads the table next does it.
+        with suppress(StorageError):
+            self._show(table, after)
+        told = api.CreateTableVersionResponse(version=self._answer(table, after))
+        return api.CommitTableResult(create_table_version=told)
+
+    def _gone(self, table: Table) -> Any:
+        registering.unmark(self._warehouse, table)
+        told = api.DeregisterTableResponse(id=list(table.name), location=uri_of(table))
+        return api.CommitTableResult(deregister_table=told)
+
+    @_answers(api.ListTableBranchesRequest)
+    def list_table_branches(self, request: Any) -> Any:
+        """List the table's forks that belong to branches, by the names that Lance's clients use."""
+        table = self._table(tuple(request.id or ()), fresh=True)
+        branches = self._session.view().manifest.branches
+        found = self._tables.forks(table, {one.made: name for name, one in branches.items()})
+        page, token = _page(sorted(found), request.page_token, request.limit)
+        return api.ListTableBranchesResponse.from_dict(
+            {"branches": {name: found[name] for name in page}, "page_token": token}
+        )
+
+    # -- a table's own tags ----------------------------------------------------------------------
+
+    @_answers(api.ListTableTagsRequest)
+    def list_table_tags(self, request: Any) -> Any:
+        found = self._tags(request).all()
+        page, token = _page(list(found), request.page_token, request.limit)
+        return api.ListTableTagsResponse(
+            tags={name: found[name] for name in page}, page_token=token
+        )
+
+    @_answers(api.GetTableTagVersionRequest)
+    def get_table_tag_version(self, request: Any) -> Any:
+        found = self._tags(request).get(request.tag)
+        return api.GetTableTagVersionResponse(version=found.version, branch=found.branch)
+
+    @_answers(api.CreateTableTagRequest)
+    def create_table_tag(self, request: Any) -> Any:
+        self._tags(request, request.version).create(request.tag, request.version)
+        return api.CreateTableTagResponse()
+
+    @_answers(api.UpdateTableTagRequest)
+    def update_table_tag(self, request: Any) -> Any:
+        self._tags(request, request.version).move(request.tag, request.version)
+        return api.UpdateTableTagResponse()
+
+    @_answers(api.DeleteTableTagRequest)
+    def delete_table_tag(self, request: Any) -> Any:
+        self._tags(request).delete(request.tag)
+        return api.DeleteTableTagResponse()
+
+    def _tags(self, request: Any, version: int = 0) -> OwnTags:
+        """Return the tags of a table that has a version, and that one too."""
+        self._immediate()
+        table = self._table(tuple(request.id or ()), fresh=True)
+        self._check_branch(table, getattr(request, "branch", None))
+        pin = self._pin(table)
+        if pin is None or version > pin.version:
+            raise TableVersionNotFoundError(f"{'.'.join(table.name)} has no version {version}")
+        self._show(table, pin)
+        fork = forks.directory(pin.path)
+        return OwnTags(uri_of(table, pin), fork, self._tables.options())
+
     def _expected(self, name: Name, version: int) -> tuple[Table, Pin | None]:
         """Return the table and its pin if the version is the next one, or raise Conflict."""
+        if isinstance(self._session, Reading):
+            raise self._session.refused()
         table, pin, after = self._next(name, fresh=False)
         if version != after:
             table, pin, after = self._next(name, fresh=True)
@@ -501,7 +524,8 @@ class Namespace(api.LanceNamespace):
                 ErrorKind.DRIFT,
                 f"a client asks for version {version} of {'.'.join(name)}, and the warehouse knows "
                 f"it up to {after - 1}; somebody has written past the warehouse: move the manifests "
-                f"from {after} on out of {table.location}/_versions, and write their rows again",
+                f"from {after} on out of {uri_of(table, self._pin(table))}/_versions, and write their "
+                "rows again",
             )
         raise Conflict(
             ErrorKind.CONFLICT, f"version {version} of {'.'.join(name)} is taken by somebody else"
@@ -547,9 +571,8 @@ class Namespace(api.LanceNamespace):
         if waiting is not None and version > waiting.version - len(waiting.through) - 1:
             path = waiting.through[version - waiting.version]
         else:
-            name = self._tables.public(pin).rpartition("/")[2]
-            path = f"_versions/{_LAST - version:020d}.manifest"
-            path = path if _V2.fullmatch(name) else f"_versions/{version}.manifest"
+            within, _, name = self._tables.public(pin).rpartition("/")
+            path = f"{within}/{forks.file_name(version, name)}"
         _, root = self._tables.store(table)
         return api.TableVersion(version=version, manifest_path=f"{root}/{path}")
 
@@ -567,37 +590,76 @@ class Namespace(api.LanceNamespace):
         return found
 
     def _immediate(self) -> None:
-        if isinstance(self._session, Waiting):
+        if not isinstance(self._session, Immediate):
             raise Refused(
-                ErrorKind.UNSUPPORTED_FEATURE, "tables are dropped and renamed outside transactions"
+                ErrorKind.UNSUPPORTED_FEATURE,
+                "tables are dropped, renamed, registered and tagged, and namespaces made, outside "
+                "transactions, on the head of a branch",
             )
 
-    def _check_branch(self, branch: str | None) -> None:
-        if branch not in (None, "", MAIN):
+    def _pin(self, table: Table) -> Pin | None:
+        """Return the current version as the session's clients find it."""
+        view = self._session.view()
+        if isinstance(self._session, Reading):
+            return view.pins.get(table.id)
+        return self._tables.on_branch(view, table)
+
+    def _on(self, fork: str | None) -> Namespace:
+        """Return the namespace of the branch whose fork a client has checked out by Lance's name."""
+        made = forks.number(fork or "")
+        if made is not None and isinstance(self._session, Immediate):
+            for name, one in self._session.view(fresh=True).manifest.branches.items():
+                if one.made == made:
+                    return Namespace(self._warehouse, branch=name)
+        return self
+
+    def _check_branch(self, table: Table, branch: str | None) -> None:
+        fork = forks.name(forks.own(self._session.view(), table))
+        if branch not in (None, "", fork or MAIN):
             raise UnsupportedOperationError(
                 f"branch {branch!r} is Lance's own; branches of the warehouse span all its tables: "
                 "lakewarden branch"
             )
 
-    def _options(self) -> dict[str, str] | None:
-        return dict(getattr(self._warehouse.opener, "options", {})) or None
 
-
-def _uri(table: Table) -> str:
-    location = Location.parse(table.location)
-    return f"/{location.path}" if location.is_local else table.location
+def _opened(uri: str, properties: Mapping[str, str]) -> Warehouse:
+    storage = {
+        name.removeprefix(_STORAGE): value
+        for name, value in properties.items()
+        if name.startswith(_STORAGE)
+    }
+    unknown = [
+        name for name in properties if not name.startswith(_STORAGE) and name not in _PROPERTIES
+    ]
+    if unknown:
+        raise UsageError(
+            ErrorKind.USAGE,
+            f"a namespace knows no property {unknown[0]}; there are warehouse, branch, "
+            f"{', '.join(_PROPERTIES)} and {_STORAGE}…",
+        )
+    return Warehouse.open(
+        uri,
+        opener=Opener(storage),
+        database=properties.get("log-database"),
+        actor=properties.get("actor"),
+    )
 
 
 def _versions(listed: Iterable[Any], pin: Pin) -> Iterator[int]:
     for batch in listed:
         for key in batch.column("key").to_pylist():
-            name = key.rpartition("/")[2]
-            if not name.endswith(".manifest") or not name.removesuffix(".manifest").isdecimal():
-                continue
-            number = int(name.removesuffix(".manifest"))
-            version = _LAST - number if _V2.fullmatch(name) else number
-            if version <= pin.version:
+            version = forks.version(key.rpartition("/")[2])
+            if version is not None and version <= pin.version:
                 yield version
+
+
+def _single(entry: Any) -> Any:
+    """Return an entry of a batch as the request that it would be alone."""
+    return api.CreateTableVersionRequest.from_dict(entry.to_dict())
+
+
+def _word(mode: str) -> str:
+    return mode.lower().replace("_", "")
 
 
 def _page(
@@ -606,11 +668,6 @@ def _page(
     start = int(token or 0)
     end = len(found) if limit is None else start + limit
     return list(found[start:end]), str(end) if end < len(found) else None
-
-
-def meaning(does: str) -> Operation:
-    """Return what Lance calls a change, in our words."""
-    return _OPERATIONS.get(does, Operation.OVERWRITE)
 
 
 def replay(warehouse: Warehouse, table: Table, waiting: Waiting, onto: View) -> Pin:
@@ -635,10 +692,3 @@ def replay(warehouse: Warehouse, table: Table, waiting: Waiting, onto: View) -> 
         ) from error
     tables.discard(table, old)
     return anew.pins[table.id]
-
-
-def tables_of(warehouse: Warehouse) -> LanceTables:
-    """Return the warehouse's own view of its Lance tables."""
-    found = warehouse.formats.setdefault(Format.LANCE, LanceTables(warehouse))
-    assert isinstance(found, LanceTables)
-    return found

@@ -106,6 +106,8 @@ class Table:
     purged: bool = False
     #: What it was at versions of the warehouse below this one may be gone, if no ref holds them.
     floor: int = 0
+    #: It was there before it was registered, or was let go: its files are never deleted.
+    external: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ class Change:
     source: str = MAIN
     #: Fragments that are replaced or in which rows are deleted; None if that is not known.
     touches: frozenset[int] | None = None
+    #: Of a table that is dropped: its files are to stay for ever.
+    external: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +358,8 @@ class _State:
             self._pin(change.table, None)
         elif change.after is not None:
             self._pin(change.table, change.after)
+        if change.external:
+            table = replace(table, external=True)
         self.tables[change.table] = _described(table, change)
 
     def _pin(self, table: str, pin: Pin | None) -> None:

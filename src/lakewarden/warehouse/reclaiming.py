@@ -20,6 +20,7 @@ from lakewarden.expiry import Held
 from lakewarden.model import Format, format_duration, parse_duration
 from lakewarden.retention import Pins
 from lakewarden.storage.location import Location
+from lakewarden.warehouse import forks
 from lakewarden.warehouse.commit import Head
 from lakewarden.warehouse.manifest import (
     MAIN,
@@ -39,8 +40,6 @@ MIN_AGE = timedelta(hours=1)
 #: How long a dropped table can be brought back, unless the warehouse says otherwise.
 GRACE = "lakewarden.undrop-for"
 DEFAULT_GRACE = timedelta(days=7)
-#: What Lance branches are called that are forks of the warehouse.
-FORKS = "lakewarden-"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -289,7 +288,8 @@ class _Past:
 
     def _fate(self, table: Table, floor: int, min_age: timedelta) -> Operation | None:
         """Return what becomes of a table that no branch and no tag has; None: it stays."""
-        inside = overlap(Location.parse(table.location), self._warehouse.location)
+        within = overlap(Location.parse(table.location), self._warehouse.location)
+        inside = within and not table.external
         if table.purged:
             return Operation.PURGE if inside else Operation.FORGET
         if table.dropped is None or table.dropped > floor:
@@ -343,7 +343,9 @@ class _Past:
             heads[line] = now.version
             floors[line] = was.version if was is not None and line_of(was) == line else 0
         held = {(line_of(pin), pin.version) for pin in needs.of(number)}
-        return Pins(heads, floors, frozenset(held), FORKS)
+        # Whoever opens a table on a branch to write has forked it, before anything is committed.
+        alive = frozenset(f"{forks.PREFIX}{one.made}" for one in self._head.branches.values())
+        return Pins(heads, floors, frozenset(held), forks.PREFIX, alive)
 
     def _current(self, number: str) -> tuple[str, Pin] | None:
         """Return the branch on which an Iceberg table's snapshots are decided; main if it is there."""
@@ -417,5 +419,4 @@ def _moves(changes: tuple[Change, ...]) -> Iterator[tuple[str, Pin]]:
 
 def line_of(pin: Pin) -> str:
     """Return the table's own branch that a pin of a Lance table is on."""
-    parts = pin.path.split("/")
-    return parts[1] if parts[0] == "tree" else MAIN
+    return forks.name(forks.directory(pin.path)) or MAIN

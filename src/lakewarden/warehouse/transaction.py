@@ -182,6 +182,7 @@ def run(
     *,
     message: str | None = None,
     request: str | None = None,
+    branch: str = MAIN,
     attempts: int = 20,
 ) -> Result:
     """Do work in a transaction, again and again until nobody is in the way."""
@@ -189,7 +190,7 @@ def run(
     for attempt in range(1, attempts + 1):
         started = clock.elapsed()
         try:
-            with transaction(warehouse, message=message, request=request) as changes:
+            with transaction(warehouse, message=message, request=request, branch=branch) as changes:
                 return work(changes)
         except Conflict as error:
             if attempt == attempts or error.kind is not ErrorKind.CONFLICT:

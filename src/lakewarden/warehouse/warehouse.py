@@ -565,7 +565,10 @@ class Warehouse:
         dropped = [
             one
             for one in head.manifest.tables.values()
-            if one.name == name and one.dropped is not None and not one.purged
+            if one.name == name
+            and one.dropped is not None
+            and one.branch == MAIN
+            and not one.purged
         ]
         if not dropped:
             raise NotFound(
@@ -575,6 +578,8 @@ class Warehouse:
             raise AlreadyExists(f"there is a table {'.'.join(name)}; rename it first")
         table = max(dropped, key=lambda one: one.dropped or 0)
         pin = table.last or self.log.at((table.dropped or 1) - 1).pins().get(table.id)
+        if table.external:
+            self.mark(table)
         change = Change(Operation.UNDROP, table.id, name=name, after=pin)
         done = self.commit([change], base=head, message=f"undrop {'.'.join(name)}")
         return done.manifest.tables[table.id]
@@ -590,6 +595,7 @@ class Warehouse:
         if name is None:
             self.check_whole(to)
         view = self.view(head.manifest, to.branch)
+        _check_same_branch(to, view)
         before, now = ({one.id: one for one in each.tables()} for each in (to, view))
         chosen = {to.table(name).id} if name else {*before, *now}
         # With everything its names come back; a single table keeps the one that it has.
@@ -679,11 +685,27 @@ class Warehouse:
 
     def _pin_at_drop(self, table: Table, view: View) -> Pin | None:
         """Return the last version of a table that was dropped."""
-        if table.dropped is None:
-            return None
         if table.last is not None and view.branch == MAIN:
             return table.last
-        return self.pins_of(self.log.at(table.dropped - 1), view.branch).get(table.id)
+        if table.dropped is not None:
+            return self.pins_of(self.log.at(table.dropped - 1), view.branch).get(table.id)
+        # Dropped on a branch, of which only the log knows.
+        for logged in self.history():
+            for change in logged.transaction.changes:
+                ours = logged.transaction.branch == view.branch and change.table == table.id
+                if ours and change.operation is Operation.DROP:
+                    return change.before
+        return None
+
+
+def _check_same_branch(to: View, now: View) -> None:
+    """Raise if the branch has been made anew since: the versions of the old one are not its own."""
+    if to.manifest.branches[to.branch].made != now.manifest.branches[now.branch].made:
+        raise Refused(
+            ErrorKind.UNSUPPORTED_FEATURE,
+            f"version {to.version} is one of an earlier branch {to.branch}, which was deleted; begin "
+            f"another branch there: lakewarden branch … --version {to.version}",
+        )
 
 
 def _check_names(names: Sequence[Name]) -> None:
