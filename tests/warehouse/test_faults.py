@@ -589,13 +589,7 @@ class Misreading:
         return store
 
 
-UNCHECKED = pytest.mark.xfail(
-    strict=True,
-    reason="what is copied to a public name is not compared with the size that its pin has",
-)
-
-
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=UNCHECKED)])
+@pytest.mark.parametrize("number", [1, 2])
 def test_a_staged_manifest_that_is_misread_is_not_published(
     root: Path, lake: Warehouse, number: int
 ) -> None:
@@ -607,7 +601,7 @@ def test_a_staged_manifest_that_is_misread_is_not_published(
     assert lance_ids(reopen(root)) in ([1], [1, 2])
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=UNCHECKED)])
+@pytest.mark.parametrize("number", [1, 2])
 def test_a_staged_manifest_that_is_misread_does_not_wait_to_be_published(
     root: Path, lake: Warehouse, number: int
 ) -> None:
@@ -619,7 +613,6 @@ def test_a_staged_manifest_that_is_misread_does_not_wait_to_be_published(
     assert lance_ids(reopen(root)) in ([1], [1, 2])
 
 
-@UNCHECKED
 def test_a_waiting_manifest_that_is_misread_is_not_published(root: Path, lake: Warehouse) -> None:
     """Item 74, when the next reader publishes what waits."""
     with suppress(LakewardenError):

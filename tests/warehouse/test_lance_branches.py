@@ -626,11 +626,18 @@ def test_what_an_earlier_branch_of_the_name_was_is_not_brought_back(
 ) -> None:
     write(dev, "append", 10)
     old = lake.read(branch="dev")
+    lake.create_tag("mine", branch="dev")
     lake.delete_branch("dev")
     lake.create_branch("dev")
     with pytest.raises(Refused, match="earlier branch dev"):
+        lake.restore(lake.read(tag="mine"))
+    # What only an earlier branch of that name had may be gone any moment.
+    with pytest.raises(NotFound, match="was deleted"):
         lake.restore(old)
-    lake.create_branch("again", version=old.version, source="dev")
+    with pytest.raises(NotFound, match="was deleted"):
+        lake.create_branch("again", version=old.version, source="dev")
+    tagged = lake.read(tag="mine")
+    lake.create_branch("again", version=tagged.version, source="dev")
     assert ids(lake, "again") == [1, 2, 3, 10]
     write(Namespace(lake, branch="again"), "append", 11)
     assert ids(lake, "again") == [1, 2, 3, 10, 11]

@@ -9,7 +9,7 @@ from typing import Protocol
 from lakewarden.errors import Conflict, ErrorKind, Refused
 from lakewarden.model import Format
 from lakewarden.warehouse import forks
-from lakewarden.warehouse.lance_tables import LanceTables
+from lakewarden.warehouse.lance_tables import LanceTables, whole
 from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Name, Operation, Pin, Table
 from lakewarden.warehouse.warehouse import View, Warehouse
 from lakewarden.world import fresh_id
@@ -156,7 +156,7 @@ class Waiting:
         # Clients copy whatever is not called so to its public name by themselves.
         waits = replace(after, path=f"{path}.manifest", through=through)
         store, root = self.tables.store(table)
-        store.put(f"{root}/{waits.path}", store.get(f"{root}/{after.path}"))
+        store.put(f"{root}/{waits.path}", whole(store, f"{root}/{after.path}"))
         store.delete([f"{root}/{after.path}"])
         self.pins[table.id] = waits
         return waits

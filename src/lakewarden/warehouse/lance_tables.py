@@ -19,14 +19,20 @@ from lakewarden.errors import (
     StorageError,
 )
 from lakewarden.formats.lance.manifest import transaction_file
-from lakewarden.formats.lance.transaction import operation
+from lakewarden.formats.lance.transaction import operation, restored
 from lakewarden.model import Format
 from lakewarden.storage.location import Location
 from lakewarden.storage.store import Store
 from lakewarden.warehouse import forks
 from lakewarden.warehouse.manifest import Name, Pin, Table
+from lakewarden.warehouse.reclaiming import keeps
 from lakewarden.warehouse.warehouse import View, Warehouse
 from lakewarden.world import fresh_id
+
+#: How every manifest ends.
+_END = b"LANC"
+#: What the configuration of a table says if clients are to clean it after commits.
+_CLEANS_ITSELF = b"lance.auto_cleanup"
 
 
 class LanceTables:
@@ -62,7 +68,7 @@ class LanceTables:
         if path == public:
             return
         try:
-            data = store.get(f"{root}/{path}")
+            data = whole(store, f"{root}/{path}")
         except NotFound:
             if store.exists(f"{root}/{public}"):
                 return
@@ -74,7 +80,7 @@ class LanceTables:
         try:
             store.put_if_absent(f"{root}/{public}", data)
         except AlreadyExists:
-            if store.get(f"{root}/{public}") != data:
+            if whole(store, f"{root}/{public}") != data:
                 raise Refused(
                     ErrorKind.DRIFT,
                     f"somebody has written {public} of {'.'.join(table.name)} past the warehouse; what "
@@ -210,16 +216,46 @@ class LanceTables:
         return dict(getattr(self._warehouse.opener, "options", {})) or None
 
     def operation(self, table: Table, pin: Pin) -> str:
-        """Return what a version that was staged does, in Lance's words."""
+        """Return what a version that was staged does, in Lance's words.
+
+        Raises Refused if it must not become one: what it goes back to was reclaimed, or clients would
+        clean the table on their own from now on.
+        """
         store, root = self.store(table)
-        named = transaction_file(store.get(f"{root}/{pin.path}"))
+        manifest = whole(store, f"{root}/{pin.path}")
+        if _CLEANS_ITSELF in manifest:
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                f"{'.'.join(table.name)} would clean itself by {_CLEANS_ITSELF.decode()}.*, which knows "
+                "nothing of the warehouse's tags and branches; take that out, and set the properties "
+                "lakewarden.auto-cleanup.* instead",
+            )
+        named = transaction_file(manifest)
         if not named:
             raise Damaged(
                 ErrorKind.UNSUPPORTED_FEATURE,
                 f"version {pin.version} of {'.'.join(table.name)} does not say what it changes",
             )
         fork = forks.directory(pin.path)
-        return operation(store.get(f"{root}/{fork}_transactions/{named}"))
+        told = store.get(f"{root}/{fork}_transactions/{named}")
+        target = restored(told)
+        if target is not None and not keeps(self._warehouse, table, pin, target):
+            raise NotFound(
+                f"version {target} of {'.'.join(table.name)} was reclaimed by a cleanup; it cannot be "
+                "brought back",
+                ErrorKind.RECLAIMED,
+            )
+        return operation(told)
+
+
+def whole(store: Store, key: str) -> bytes:
+    """Return a manifest, after checking that it was not cut short on its way."""
+    data = store.get(key)
+    if not data.endswith(_END):
+        raise StorageError(
+            ErrorKind.STORAGE, f"{key} does not end like a manifest; it was read in part: try again"
+        )
+    return data
 
 
 def uri_of(table: Table, pin: Pin | None = None) -> str:

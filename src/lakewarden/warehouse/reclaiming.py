@@ -148,6 +148,18 @@ def decide(
     return whole if rules is not None else whole.only(own)
 
 
+def keeps(warehouse: Warehouse, table: Table, current: Pin, version: int) -> bool:
+    """Tell whether an older version of a Lance table is one that stays."""
+    manifest = warehouse.known.manifest
+    known = manifest.tables.get(table.id, table)
+    floor = max(manifest.floor, known.floor)
+    if floor <= 1:
+        return True
+    pins = _Past(warehouse, warehouse.known, _EPOCH).lance(table.id, floor)
+    line = line_of(current)
+    return version >= pins.floors.get(line, 0) or (line, version) in pins.held
+
+
 def due(warehouse: Warehouse, min_age: timedelta = MIN_AGE) -> tuple[dict[str, Rules], list[str]]:
     """Return the tables that are due, each with the rules it has; and all marks that say so."""
     manifest = warehouse.refresh().manifest
@@ -328,6 +340,10 @@ class _Past:
                 f"branch {branch} of version {manifest.version} cannot be read ({why}); what it needs "
                 "is not known, so nothing goes: mend that first",
             ) from error
+
+    def lance(self, number: str, floor: int) -> Pins:
+        """Return what is needed of a Lance table whose floor is given."""
+        return self._lance(number, self._at(floor), _Needs(self._views(), self._refs()))
 
     def _lance(self, number: str, then: Manifest, needs: _Needs) -> Pins:
         heads: dict[str, int] = {}

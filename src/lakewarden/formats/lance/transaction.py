@@ -6,6 +6,8 @@ field with a number of 100 or more.
 
 from __future__ import annotations
 
+from typing import Any
+
 from google.protobuf import empty_pb2, message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -33,14 +35,25 @@ _FIRST_OPERATION = 100
 
 def operation(data: bytes) -> str:
     """Return the operation of a transaction file; a number for one that is not known here."""
+    found = [number for number, _ in _fields(data) if number >= _FIRST_OPERATION]
+    if not found:
+        raise Damaged(ErrorKind.CORRUPT_MANIFEST, "the transaction file names no operation")
+    return OPERATIONS.get(found[0], str(found[0]))
+
+
+def restored(data: bytes) -> int | None:
+    """Return the version that a transaction goes back to; None if it does something else."""
+    for number, value in _fields(data):
+        if OPERATIONS.get(number) == "restore":
+            return next((version for field, version in _fields(value) if field == 1), 0)
+    return None
+
+
+def _fields(data: bytes) -> list[tuple[int, Any]]:
     try:
         fields = UnknownFieldSet(empty_pb2.Empty.FromString(data))
-        numbers = [fields[at].field_number for at in range(len(fields))]
-        found = [number for number in numbers if number >= _FIRST_OPERATION]
+        return [(fields[at].field_number, fields[at].data) for at in range(len(fields))]
     except message.DecodeError as error:
         raise Damaged(
             ErrorKind.CORRUPT_MANIFEST, f"the transaction file is corrupt or truncated ({error})"
         ) from error
-    if not found:
-        raise Damaged(ErrorKind.CORRUPT_MANIFEST, "the transaction file names no operation")
-    return OPERATIONS.get(found[0], str(found[0]))
