@@ -626,6 +626,7 @@ def test_what_an_earlier_branch_of_the_name_was_is_not_brought_back(
 ) -> None:
     write(dev, "append", 10)
     old = lake.read(branch="dev")
+    write(dev, "append", 12)
     lake.create_tag("mine", branch="dev")
     lake.delete_branch("dev")
     lake.create_branch("dev")
@@ -638,9 +639,9 @@ def test_what_an_earlier_branch_of_the_name_was_is_not_brought_back(
         lake.create_branch("again", version=old.version, source="dev")
     tagged = lake.read(tag="mine")
     lake.create_branch("again", version=tagged.version, source="dev")
-    assert ids(lake, "again") == [1, 2, 3, 10]
+    assert ids(lake, "again") == [1, 2, 3, 10, 12]
     write(Namespace(lake, branch="again"), "append", 11)
-    assert ids(lake, "again") == [1, 2, 3, 10, 11]
+    assert ids(lake, "again") == [1, 2, 3, 10, 11, 12]
 
 
 def test_a_table_is_renamed_on_main_alone(lake: Warehouse, dev: Namespace) -> None:
