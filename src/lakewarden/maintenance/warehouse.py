@@ -46,7 +46,7 @@ from lakewarden.pipeline.frames import (
 from lakewarden.pipeline.listing import Unit
 from lakewarden.retention import OnTagged, Pins, Policy
 from lakewarden.storage.location import Location
-from lakewarden.storage.store import Deletion
+from lakewarden.storage.store import DELETE_BATCH_MAX, Deletion
 from lakewarden.warehouse import forks, iceberg, lance, lance_sessions
 from lakewarden.warehouse.handlers import StoreHandler
 from lakewarden.warehouse.manifest import Change, Manifest, Operation, Table
@@ -55,6 +55,8 @@ from lakewarden.warehouse.warehouse import MANIFEST, Warehouse
 
 #: What the catalog of a warehouse's Iceberg tables is called, and who does what cleanup commits.
 _CATALOG, SYSTEM = "warehouse", "lakewarden"
+#: What Lance leaves beside versions to find the newest.
+_HINT = "latest_version_hint.json"
 #: The log among the tables.
 _LOG = -1
 
@@ -349,18 +351,28 @@ def _forget_forks(plan: WarehousePlan, sound: set[str], stores: Stores) -> None:
         name = row.path.rpartition("/")[2].removesuffix(".json")
         if pins is not None and pins.lets_go(name) and keys[row.table_id] in sound:
             root = roots[row.root_id]
-            stores(root.location).delete([root.key(row.path)])
+            hint = f"tree/{name}/_versions/{_HINT}"
+            stores(root.location).delete([root.key(hint), root.key(row.path)])
+            stores(root.location).prune_directory(root.key(f"tree/{name}"))
 
 
 def _forget_places(plan: WarehousePlan, stores: Stores) -> None:
-    """Take away the marks of tables that the log has forgotten."""
+    """Take away what is left of tables that the log has forgotten; of those elsewhere, our mark."""
     for number in (*plan.emptied, *plan.reclaim.forget):
-        place = Location.parse(plan.reclaim.table(number).location).child(lance_sessions.WAITING)
-        store = stores(place)
-        keys = [key for batch in store.list(place.key) for key in batch.column("key").to_pylist()]
-        for start in range(0, len(keys), 1000):
-            store.delete(keys[start : start + 1000])
-        store.prune_directory(place.key)
+        place = Location.parse(plan.reclaim.table(number).location)
+        below = place.child(lance_sessions.WAITING) if number in plan.reclaim.forget else place
+        store, start = stores(place), len(place.key) + 1
+        keys = [key for batch in store.list(below.key) for key in batch.column("key").to_pylist()]
+        keys = [key for key in keys if _is_ours(key[start:])]
+        for first in range(0, len(keys), DELETE_BATCH_MAX):
+            store.delete(keys[first : first + DELETE_BATCH_MAX])
+        store.prune_directory(below.key)
+
+
+def _is_ours(path: str) -> bool:
+    """Tell whether a file of a table says something about it, and holds nothing of it."""
+    kept = (f"{lance_sessions.WAITING}/", "_refs/")
+    return path.startswith(kept) or path.rpartition("/")[2] == _HINT
 
 
 def _delete_log(
