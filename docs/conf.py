@@ -24,4 +24,5 @@ nitpick_ignore = [
     ("py:class", "lakewarden.pipeline.frames.Root"),
     ("py:class", "lakewarden.pipeline.listing.Unit"),
     ("py:class", "lakewarden.storage.location.Location"),
+    ("py:class", "lakewarden.warehouse.transaction.Result"),
 ]
