@@ -186,6 +186,30 @@ def test_every_change_stays_on_its_branch(lake: Warehouse, dev: Namespace, chang
         assert ids(lake) == sorted([*expected, 4])
 
 
+def test_a_compaction_that_would_lose_an_index_is_refused(lake: Warehouse) -> None:
+    """Lance names an index of the base that it has rewritten on the branch; its readers fail then."""
+    dataset(Namespace(lake)).create_scalar_index("id", "BTREE")
+    lake.create_branch("late")
+    late = Namespace(lake, branch="late")
+
+    def compact(**options: Any) -> None:
+        with late.told():
+            dataset(late).optimize.compact_files(**options)
+
+    with pytest.raises(Refused, match="defer_index_remap"):
+        compact()
+    with pytest.raises(Refused, match="defer_index_remap"), transaction(lake, branch="late") as tx:
+        dataset(tx.lance).optimize.compact_files()
+    assert dataset(late).to_table(filter="id = 2").num_rows == 1
+    compact(defer_index_remap=True)
+    assert dataset(late).to_table(filter="id = 2").num_rows == 1
+    dataset(late).create_scalar_index("id", "BTREE", replace=True)
+    write(late, "append", 4)
+    compact()
+    assert dataset(late).to_table(filter="id = 2").num_rows == 1
+    assert (ids(lake, "late"), lance_ids(lake)) == ([1, 2, 3, 4], [1, 2, 3])
+
+
 def test_a_branch_of_a_branch_goes_on_from_there(lake: Warehouse, dev: Namespace) -> None:
     write(dev, "append", 10)
     lake.create_branch("sub", source="dev")

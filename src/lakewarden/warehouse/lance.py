@@ -12,6 +12,7 @@ raised when a version is refused, they look at what is there and rebase by their
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -73,7 +74,7 @@ _DELIMITER = "$"
 _STORAGE = "storage."
 _PROPERTIES = ("actor", "log-database")
 #: What clients say when a version was refused, and they do not know why.
-_VAGUE = "Commit result for version"
+_VAGUE = re.compile("Commit result for version|Failed to commit the transaction after")
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -157,7 +158,7 @@ class Namespace(Refusing):
         except (OSError, ValueError, RuntimeError, LanceNamespaceError) as error:
             told = str(error)
             # Errors of others, after trouble that a client has dealt with, stay what they are.
-            ours = [one for one in self._trouble if one.message in told or _VAGUE in told]
+            ours = [one for one in self._trouble if one.message in told or _VAGUE.search(told)]
             unknown = [one for one in ours if one.kind is ErrorKind.COMMIT_UNKNOWN]
             if ours:
                 raise (unknown or ours)[-1] from error
