@@ -54,6 +54,7 @@ from lakewarden.warehouse.lance_tables import LanceTables, tables_of, uri_of
 from lakewarden.warehouse.manifest import MAIN, Change, Name, Operation, Pin, Table
 from lakewarden.warehouse.own_tags import OwnTags
 from lakewarden.warehouse.refusals import ADVICE, Refusing
+from lakewarden.warehouse.remapping import check_indices
 from lakewarden.warehouse.warehouse import View, Warehouse
 
 __all__ = [
@@ -421,6 +422,7 @@ class Namespace(Refusing):
         if wanted.create_table_version is not None:
             table, pin, staged = self._staged(wanted.create_table_version)
             does = self._tables.operation(table, staged)
+            check_indices(*self._tables.store(table), table, staged, does)
             change = Change(meaning(does), table.id, pin, staged)
             return _Planned(
                 change, f"{does} {'.'.join(table.name)}", lambda: self._committed(table, staged)

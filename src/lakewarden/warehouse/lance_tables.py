@@ -18,7 +18,7 @@ from lakewarden.errors import (
     Refused,
     StorageError,
 )
-from lakewarden.formats.lance.manifest import decode, transaction_file
+from lakewarden.formats.lance.manifest import transaction_file
 from lakewarden.formats.lance.transaction import operation
 from lakewarden.model import Format
 from lakewarden.storage.location import Location
@@ -212,38 +212,14 @@ class LanceTables:
     def operation(self, table: Table, pin: Pin) -> str:
         """Return what a version that was staged does, in Lance's words."""
         store, root = self.store(table)
-        data = store.get(f"{root}/{pin.path}")
-        named = transaction_file(data)
+        named = transaction_file(store.get(f"{root}/{pin.path}"))
         if not named:
             raise Damaged(
                 ErrorKind.UNSUPPORTED_FEATURE,
                 f"version {pin.version} of {'.'.join(table.name)} does not say what it changes",
             )
         fork = forks.directory(pin.path)
-        does = operation(store.get(f"{root}/{fork}_transactions/{named}"))
-        if fork and does == "rewrite":
-            self._check_indices(table, fork, data)
-        return does
-
-    def _check_indices(self, table: Table, fork: str, data: bytes) -> None:
-        """Raise if a compaction has moved an index here that its version looks for elsewhere.
-
-        Lance 14 rewrites an index that a branch has from its base in the branch's directory, and goes
-        on to name the base's: whoever reads with it would find nothing.
-        """
-        store, root = self.store(table)
-        for base, path in decode(data).named:
-            if base is None or not path.startswith("_indices/"):
-                continue
-            directories, files = store.list_directory(f"{root}/{fork}{path.rstrip('/')}")
-            if directories or files:
-                raise Refused(
-                    ErrorKind.UNSUPPORTED_FEATURE,
-                    f"compaction of {'.'.join(table.name)} on a branch would lose an index that the "
-                    "branch has from its base; nothing was committed: use "
-                    "compact_files(defer_index_remap=True), or build the index anew on the branch "
-                    "first",
-                )
+        return operation(store.get(f"{root}/{fork}_transactions/{named}"))
 
 
 def uri_of(table: Table, pin: Pin | None = None) -> str:
