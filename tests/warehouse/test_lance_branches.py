@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import lance
 import lance_namespace as api
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lakewarden.errors import Conflict, ErrorKind, LakewardenError, NotFound, Refused, UsageError
 from lakewarden.pipeline.scanning import scan_of
@@ -25,7 +28,7 @@ from lakewarden.warehouse.formats import with_formats
 from lakewarden.warehouse.lance import Immediate, Namespace, Reading, tables_of
 from lakewarden.warehouse.manifest import Operation, Pin
 from lakewarden.warehouse.transaction import run, transaction
-from lakewarden.warehouse.warehouse import Warehouse
+from lakewarden.warehouse.warehouse import View, Warehouse
 from tests.warehouse.lakes import (
     VERSIONS,
     Failure,
@@ -184,6 +187,30 @@ def test_every_change_stays_on_its_branch(lake: Warehouse, dev: Namespace, chang
     if change != "columns":
         act_again(dataset(dev))
         assert ids(lake) == sorted([*expected, 4])
+
+
+def test_a_compaction_that_would_lose_an_index_is_refused(lake: Warehouse) -> None:
+    """Lance names an index of the base that it has rewritten on the branch; its readers fail then."""
+    dataset(Namespace(lake)).create_scalar_index("id", "BTREE")
+    lake.create_branch("late")
+    late = Namespace(lake, branch="late")
+
+    def compact(**options: Any) -> None:
+        with late.told():
+            dataset(late).optimize.compact_files(**options)
+
+    with pytest.raises(Refused, match="defer_index_remap"):
+        compact()
+    with pytest.raises(Refused, match="defer_index_remap"), transaction(lake, branch="late") as tx:
+        dataset(tx.lance).optimize.compact_files()
+    assert dataset(late).to_table(filter="id = 2").num_rows == 1
+    compact(defer_index_remap=True)
+    assert dataset(late).to_table(filter="id = 2").num_rows == 1
+    dataset(late).create_scalar_index("id", "BTREE", replace=True)
+    write(late, "append", 4)
+    compact()
+    assert dataset(late).to_table(filter="id = 2").num_rows == 1
+    assert (ids(lake, "late"), lance_ids(lake)) == ([1, 2, 3, 4], [1, 2, 3])
 
 
 def test_a_branch_of_a_branch_goes_on_from_there(lake: Warehouse, dev: Namespace) -> None:
@@ -655,3 +682,86 @@ def test_a_table_is_renamed_on_main_alone(lake: Warehouse, dev: Namespace) -> No
     lance.write_dataset(rows, namespace_client=dev, table_id=["db", "u"], mode="append")
     assert ids(lake, "dev", ("db", "u")) == [1, 2, 3, 10, 11]
     assert lance_ids(lake, ("db", "u")) == [1, 2, 3]
+
+
+# -- against a model -------------------------------------------------------------------------------
+
+STEPS = (
+    "append", "delete", "update", "compact", "transaction", "index",
+    "branch", "unbranch", "restore",
+)  # fmt: skip
+
+
+class Model:
+    """Branches with the ids that each must show, and a warehouse that is to show the same."""
+
+    def __init__(self, root: Path) -> None:
+        self.lake = make(root)
+        self.rows = {"main": [1, 2, 3]}
+        self.past: list[tuple[View, list[int]]] = []
+        self._fresh = count(100)
+        write(Namespace(self.lake), "create", 1, 2)
+        write(Namespace(self.lake), "append", 3)
+
+    def step(self, what: str, choice: int) -> None:
+        branch = sorted(self.rows)[choice % len(self.rows)]
+        namespace, rows, new = (
+            Namespace(self.lake, branch=branch),
+            self.rows[branch],
+            next(self._fresh),
+        )
+        match what:
+            case "append":
+                write(namespace, "append", new)
+                rows.append(new)
+            case "delete" if rows:
+                dataset(namespace).delete(f"id = {rows[0]}")
+                del rows[0]
+            case "update" if rows:
+                dataset(namespace).update({"id": str(new)}, where=f"id = {rows[-1]}")
+                rows[-1] = new
+            case "compact":
+                dataset(namespace).optimize.compact_files(defer_index_remap=True)
+            case "transaction":
+                with transaction(self.lake, branch=branch) as tx:
+                    write(tx.lance, "append", new)
+                    dataset(tx.lance).delete(f"id = {rows[0] if rows else 0}")
+                rows[:] = [*rows[1:], new]
+            case "index":
+                dataset(namespace).create_scalar_index("id", "BTREE", replace=True)
+            case "branch" if f"b{choice}" not in self.rows:
+                self.lake.create_branch(f"b{choice}", source=branch)
+                self.rows[f"b{choice}"] = list(rows)
+            case "unbranch" if branch != "main":
+                with suppress(Refused):
+                    self.lake.delete_branch(branch)
+                    del self.rows[branch]
+            case "restore" if self.past:
+                self._restore(*self.past[choice * len(self.past) // 4])
+
+    def _restore(self, view: View, rows: list[int]) -> None:
+        branch = view.branch
+        there = self.lake.refresh().manifest.branches.get(branch)
+        if there is not None and there.made == view.manifest.branches[branch].made:
+            self.lake.restore(view)
+            self.rows[branch] = list(rows)
+
+    def check(self) -> None:
+        for branch, rows in self.rows.items():
+            assert ids(self.lake, branch) == sorted(rows)
+            for one in rows[:1]:
+                found = dataset(Namespace(self.lake, branch=branch))
+                assert found.to_table(filter=f"id = {one}").num_rows == 1
+            self.past.append((self.lake.read(branch=branch), list(rows)))
+        assert lance_ids(self.lake) == sorted(self.rows["main"])
+
+
+@settings(max_examples=max(5, settings().max_examples // 10), deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), min_size=4, max_size=14))
+def test_every_branch_shows_its_own_rows_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    model = Model(tmp_path_factory.mktemp("model") / "lake")
+    for what, choice in steps:
+        model.step(what, choice)
+        model.check()

@@ -12,6 +12,7 @@ raised when a version is refused, they look at what is there and rebase by their
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ from lakewarden.warehouse.lance_tables import LanceTables, tables_of, uri_of
 from lakewarden.warehouse.manifest import MAIN, Change, Name, Operation, Pin, Table
 from lakewarden.warehouse.own_tags import OwnTags
 from lakewarden.warehouse.refusals import ADVICE, Refusing
+from lakewarden.warehouse.remapping import check_indices
 from lakewarden.warehouse.warehouse import View, Warehouse
 
 __all__ = [
@@ -73,7 +75,7 @@ _DELIMITER = "$"
 _STORAGE = "storage."
 _PROPERTIES = ("actor", "log-database")
 #: What clients say when a version was refused, and they do not know why.
-_VAGUE = "Commit result for version"
+_VAGUE = re.compile("Commit result for version|Failed to commit the transaction after")
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -157,7 +159,7 @@ class Namespace(Refusing):
         except (OSError, ValueError, RuntimeError, LanceNamespaceError) as error:
             told = str(error)
             # Errors of others, after trouble that a client has dealt with, stay what they are.
-            ours = [one for one in self._trouble if one.message in told or _VAGUE in told]
+            ours = [one for one in self._trouble if one.message in told or _VAGUE.search(told)]
             unknown = [one for one in ours if one.kind is ErrorKind.COMMIT_UNKNOWN]
             if ours:
                 raise (unknown or ours)[-1] from error
@@ -420,6 +422,7 @@ class Namespace(Refusing):
         if wanted.create_table_version is not None:
             table, pin, staged = self._staged(wanted.create_table_version)
             does = self._tables.operation(table, staged)
+            check_indices(*self._tables.store(table), table, staged, does)
             change = Change(meaning(does), table.id, pin, staged)
             return _Planned(
                 change, f"{does} {'.'.join(table.name)}", lambda: self._committed(table, staged)

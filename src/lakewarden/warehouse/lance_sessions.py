@@ -11,6 +11,7 @@ from lakewarden.model import Format
 from lakewarden.warehouse import forks
 from lakewarden.warehouse.lance_tables import LanceTables, whole
 from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Name, Operation, Pin, Table
+from lakewarden.warehouse.remapping import check_indices
 from lakewarden.warehouse.warehouse import View, Warehouse
 from lakewarden.world import fresh_id
 
@@ -70,6 +71,7 @@ class Immediate:
 
     def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:
         does = self._tables.operation(table, after)
+        check_indices(*self._tables.store(table), table, after, does)
         change = Change(meaning(does), table.id, before, after)
         self.commit([change], f"{does} {'.'.join(table.name)}")
         return after
@@ -144,6 +146,7 @@ class Waiting:
 
     def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:  # noqa: ARG002
         does = self.tables.operation(table, after)
+        check_indices(*self.tables.store(table), table, after, does)
         earlier = self.pins.get(table.id)
         steps = self.does.setdefault(table.id, [])
         through = (*earlier.through, earlier.path) if earlier is not None else ()
