@@ -120,7 +120,7 @@ def plan_warehouse_cleanup(
         "delete_unverified": delete_unverified,
     }
     if due:
-        request = warehouses.Request.for_due(warehouse, **margins)
+        request = warehouses.Request.for_due(warehouse, _duration(min_age), **margins)
     else:
         age = None if older_than is None else _duration(older_than)
         rules = reclaiming.Rules(age, keep, before_version, _duration(min_age))
@@ -129,7 +129,13 @@ def plan_warehouse_cleanup(
     return warehouses.plan(warehouse, request, reading, now=reading.clock.now())
 
 
-def keep_clean(spark: SparkSession, warehouse: Warehouse, *, tasks: int = TASKS) -> None:
+def keep_clean(
+    spark: SparkSession,
+    warehouse: Warehouse,
+    *,
+    min_age: Duration = MIN_AGE,
+    tasks: int = TASKS,
+) -> None:
     """Clean tables in this session, in the background, when commits of `warehouse` make them due.
 
     What fails is logged and left to the next that is due, or to `lakewarden cleanup --due`.
@@ -141,7 +147,8 @@ def keep_clean(spark: SparkSession, warehouse: Warehouse, *, tasks: int = TASKS)
             # Not the writer's object: its view of the warehouse is its own.
             mine = replace(warehouse, on_due=None, formats={})
             warehouses.publish(mine)
-            execute(spark, plan_warehouse_cleanup(spark, mine, due=True, tasks=tasks), tasks=tasks)
+            plan = plan_warehouse_cleanup(spark, mine, due=True, min_age=min_age, tasks=tasks)
+            execute(spark, plan, tasks=tasks)
         except (LakewardenError, PySparkException) as error:
             _LOG.warning("tables that are due were not cleaned: %s", error)
 

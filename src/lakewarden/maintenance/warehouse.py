@@ -74,14 +74,15 @@ class Request:
     marks: tuple[str, ...] = ()
 
     @classmethod
-    def for_due(cls, warehouse: Warehouse, **margins: Any) -> Request:
+    def for_due(cls, warehouse: Warehouse, min_age: timedelta = MIN_AGE, **margins: Any) -> Request:
         """Return the request that cleans the tables that are due, each by its own properties."""
-        tables, marks = due(warehouse)
+        tables, marks = due(warehouse, min_age)
         return cls(None, tables, marks=tuple(marks), **margins)
 
     @property
     def min_age(self) -> timedelta:
-        return self.rules.min_age if self.rules is not None else MIN_AGE
+        given = [self.rules] if self.rules is not None else [*self.tables.values()]
+        return max((rules.min_age for rules in given), default=MIN_AGE)
 
     def cleanup(self) -> Cleanup:
         """Return the request for the tables: the pins say what goes, these are the margins."""
