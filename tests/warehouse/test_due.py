@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +17,14 @@ from lakewarden.testing.faults import When
 from lakewarden.warehouse.lance import Namespace
 from lakewarden.warehouse.upkeep import INTERVAL, OLDER_THAN, RETAIN
 from lakewarden.warehouse.warehouse import Warehouse
+from lakewarden.world import SystemClock
 from tests.warehouse.lakes import Tampered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = ("db", "t")
+CLOCK = SystemClock()
 MARKS = "lake/__manifest/_due"
 
 
@@ -55,7 +56,7 @@ def soon(holds: Callable[[], bool]) -> None:
     for _ in range(600):
         if holds():
             return
-        time.sleep(0.1)
+        CLOCK.sleep(0.1)
     raise AssertionError("it did not happen within a minute")
 
 
@@ -128,7 +129,8 @@ def test_a_table_that_is_due_is_cleaned_around_its_tags(
     plan = lakewarden.plan_warehouse_cleanup(spark, lake, due=True, min_age="0s", tasks=2)
     lakewarden.execute(spark, plan, tasks=2)
     assert versions(lake) == [2, 13, 14, 15]
-    assert lake.read(tag="training").table(T)
+    tagged = lake.read(tag="training")
+    assert tagged.pins[tagged.table(T).id].version == 2
 
 
 def test_what_is_young_stays_although_it_is_due(spark: SparkSession, lake: Warehouse) -> None:
@@ -186,6 +188,6 @@ def test_the_mark_of_a_table_that_asks_for_nothing_any_more_is_just_taken_away(
 def test_lances_own_hook_is_refused(lake: Warehouse) -> None:
     """It would remove versions that tags and branches of the warehouse need."""
     options = lance.dataset(namespace_client=Namespace(lake), table_id=list(T))
-    with pytest.raises(Exception, match="auto-cleanup|Commit result"):
+    with pytest.raises(Exception, match="auto-cleanup"):
         options.update_config({"lance.auto_cleanup.interval": "1"})
     assert lance.dataset(namespace_client=Namespace(lake), table_id=list(T)).config() == {}

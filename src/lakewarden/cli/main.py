@@ -271,7 +271,8 @@ _OF_TABLES = (
     "max_ref_age", "min_snapshots_to_expire", "guard", "recursive", "protect", "exclude",
     "save_plan", "catalog_property",
 )  # fmt: skip
-_OF_WAREHOUSES = ("older_than", "keep", "before_version", "min_age")
+#: Options that tables which are due answer themselves.
+_OF_WAREHOUSES = ("older_than", "keep", "before_version")
 
 
 def _clean_warehouse(
@@ -312,7 +313,10 @@ def _clean_warehouse(
             parse_duration(given["min_age"]),
         )
     opened = warehouse.open_warehouse(targets[0], given["log_database"], given["storage_option"])
-    request = Request.for_due(opened, **margins) if rules is None else Request(rules, **margins)
+    if rules is None:
+        request = Request.for_due(opened, parse_duration(given["min_age"]), **margins)
+    else:
+        request = Request(rules, **margins)
     remove_from_warehouse(
         opened,
         request,
