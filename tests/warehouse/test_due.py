@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import lakewarden
-from lakewarden.errors import ErrorKind, StorageError
+from lakewarden.errors import ErrorKind, Refused, StorageError
 from lakewarden.testing.faults import When
 from lakewarden.warehouse.lance import Namespace
 from lakewarden.warehouse.upkeep import INTERVAL, OLDER_THAN, RETAIN
@@ -187,7 +187,8 @@ def test_the_mark_of_a_table_that_asks_for_nothing_any_more_is_just_taken_away(
 
 def test_lances_own_hook_is_refused(lake: Warehouse) -> None:
     """It would remove versions that tags and branches of the warehouse need."""
-    options = lance.dataset(namespace_client=Namespace(lake), table_id=list(T))
-    with pytest.raises(Exception, match="auto-cleanup"):
-        options.update_config({"lance.auto_cleanup.interval": "1"})
+    namespace = Namespace(lake)
+    found = lance.dataset(namespace_client=namespace, table_id=list(T))
+    with pytest.raises(Refused, match="auto-cleanup"), namespace.told():
+        found.update_config({"lance.auto_cleanup.interval": "1"})
     assert lance.dataset(namespace_client=Namespace(lake), table_id=list(T)).config() == {}
