@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from lakewarden.errors import ErrorKind, StorageError
+from lakewarden.errors import AlreadyExists, ErrorKind, NotFound, StorageError
 from lakewarden.storage.local import LocalStore
-from lakewarden.storage.store import Deletion, Request
+from lakewarden.storage.store import Deletion, JotStore, LinkStore, Request
 
 
 def key(path: Path) -> str:
@@ -153,3 +154,37 @@ def test_requests_are_counted_in_pages_like_an_object_stores(root: Path) -> None
     store.delete([key(root / "1"), key(root / "2")])
     assert sizes == [4096, 104]
     assert store.requests.drain() == {Request.LIST: 5, Request.DELETE: 1}
+
+
+def test_an_object_gets_a_second_name_once(root: Path) -> None:
+    store = LocalStore()
+    assert isinstance(store, LinkStore)
+    (root / "a").write_bytes(b"123")
+    assert store.link(key(root / "a"), key(root / "deep/b"))
+    (root / "a").unlink()
+    assert (root / "deep/b").read_bytes() == b"123"
+    (root / "c").write_bytes(b"other")
+    with pytest.raises(AlreadyExists):
+        store.link(key(root / "c"), key(root / "deep/b"))
+    assert (root / "deep/b").read_bytes() == b"123"
+    with pytest.raises(NotFound):
+        store.link(key(root / "gone"), key(root / "d"))
+
+
+def test_a_disk_without_links_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    (root / "a").write_bytes(b"123")
+    assert not LocalStore().link(key(root / "a"), key(root / "b"))
+    assert not (root / "b").exists()
+
+
+def test_what_is_jotted_down_is_there_and_can_be_replaced(root: Path) -> None:
+    store = LocalStore()
+    assert isinstance(store, JotStore)
+    for data in (b"1", b"22"):
+        store.jot(key(root / "notes/a"), data)
+        assert store.get(key(root / "notes/a")) == data
+    assert [one.name for one in (root / "notes").iterdir()] == ["a"]

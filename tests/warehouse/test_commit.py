@@ -145,15 +145,24 @@ def test_any_version_is_read_with_two_requests(store: Haunted, log: Log) -> None
         assert sum(store.requests.drain().values()) <= 2
 
 
-def test_a_head_that_is_known_costs_one_listing(store: Haunted, log: Log) -> None:
+def test_a_head_that_is_known_costs_one_request(store: Haunted, log: Log, clock: FakeClock) -> None:
     head = grow(log, 40)
     store.requests.drain()
     assert log.head(head).manifest is head.manifest
-    assert store.requests.drain() == {Request.LIST: 1}
+    assert store.requests.drain() == {Request.GET: 1}
     commit(open_log(store), append("a", 41))
     store.requests.drain()
     assert log.head(head).version == 41
-    assert store.requests.drain() == {Request.LIST: 1, Request.GET: 1}
+    assert store.requests.drain() == {Request.GET: 2}
+    for number in range(42, 60):
+        commit(open_log(store), append("a", number))
+    store.requests.drain()
+    assert log.head(head).version == 59
+    assert store.requests.drain() == {Request.GET: 3, Request.LIST: 1}
+    # What was known long ago may be followed by nothing because that was taken away.
+    clock.sleep(SLOW.total_seconds() + 1)
+    log.handler.forget([41])
+    assert log.head(head).version == 59
 
 
 @pytest.mark.parametrize("versions", [10, 100, 400])

@@ -48,6 +48,7 @@ from lakewarden.retention import OnTagged, Pins, Policy
 from lakewarden.storage.location import Location
 from lakewarden.storage.store import DELETE_BATCH_MAX, Deletion
 from lakewarden.warehouse import forks, iceberg, lance, lance_sessions
+from lakewarden.warehouse.commit import SLOW
 from lakewarden.warehouse.handlers import StoreHandler
 from lakewarden.warehouse.manifest import Change, Manifest, Operation, Table
 from lakewarden.warehouse.reclaiming import MIN_AGE, Reclaim, Rules, decide, due
@@ -57,6 +58,8 @@ from lakewarden.warehouse.warehouse import MANIFEST, Warehouse
 _CATALOG, SYSTEM = "warehouse", "lakewarden"
 #: What Lance leaves beside versions to find the newest.
 _HINT = "latest_version_hint.json"
+#: Writers that sleep for so long make sure that their version still follows the one before.
+LOG_AGE = 10 * SLOW
 #: The log among the tables.
 _LOG = -1
 
@@ -72,6 +75,8 @@ class Request:
     delete_unverified: bool = False
     #: Marks of tables that are due; taken away when they have been cleaned.
     marks: tuple[str, ...] = ()
+    #: How old entries of the log must be to go, whatever else is said.
+    log_age: timedelta = LOG_AGE
 
     @classmethod
     def for_due(cls, warehouse: Warehouse, min_age: timedelta = MIN_AGE, **margins: Any) -> Request:
@@ -106,6 +111,8 @@ class WarehousePlan:
     #: The log's own objects that go.
     log: DataFrame
     log_row: TablePlan
+    #: What of the log is younger than this stays.
+    log_before: datetime
     #: Purged tables of which no file is left.
     emptied: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
@@ -178,7 +185,8 @@ def plan(
         if reclaim.base.manifest.tables[names[one.table_key]].purged and _is_empty(one)
     )
     with costs.stage(reading, "read the log's own files"):
-        log = pin(_log_files(warehouse, reclaim, reading, costs, now - request.min_age))
+        before = now - max(request.min_age, request.log_age)
+        log = pin(_log_files(warehouse, reclaim, reading, costs, before))
         row = _log_row(log, reclaim)
     dotted = {key: ".".join(reclaim.table(number).name) for key, number in names.items()}
     found = replace(
@@ -186,7 +194,7 @@ def plan(
         requests=removal.added(found.requests, costs.requests),
         seconds=removal.added(found.seconds, costs.seconds),
     )
-    return WarehousePlan(warehouse, reclaim, found, log, row, gone, dotted, request.marks)
+    return WarehousePlan(warehouse, reclaim, found, log, row, before, gone, dotted, request.marks)
 
 
 def _targets(reclaim: Reclaim) -> Targets:
@@ -394,7 +402,7 @@ def _delete_log(
         elif row.note is None and row.outcome == Deletion.FAILED.value:
             failed, example = failed + row.files, row.error
     if not isinstance(warehouse.log.handler, StoreHandler):
-        removed += _forget_rows(plan.reclaim, warehouse)
+        removed += _forget_rows(plan, warehouse)
     receipt = TableReceipt(MANIFEST, removed, failed)
     if failed:
         message = f"{failed} file(s) could not be deleted ({example}); run again to retry them"
@@ -402,10 +410,15 @@ def _delete_log(
     return receipt
 
 
-def _forget_rows(reclaim: Reclaim, warehouse: Warehouse) -> RemovalStats:
+def _forget_rows(plan: WarehousePlan, warehouse: Warehouse) -> RemovalStats:
+    reclaim, handler = plan.reclaim, warehouse.log.handler
     held = reclaim.base.manifest.held()
-    handler = warehouse.log.handler
-    going = [one for one in handler.versions() if one < reclaim.floor and one not in held]
+    try:
+        old = warehouse.version_at(plan.log_before, reclaim.base.manifest)
+    except NotFound:
+        return RemovalStats()
+    below = min(reclaim.floor, old)
+    going = [one for one in handler.versions() if one < below and one not in held]
     handler.forget(going)
     return RemovalStats(old_versions_removed=len(going))
 

@@ -101,6 +101,28 @@ class LocalStore:
         except FileExistsError:
             raise AlreadyExists(f"/{key} already exists and was left as it is") from None
 
+    def jot(self, key: str, data: bytes) -> None:
+        self.requests.add(Request.PUT)
+        path = _path(key)
+        with _translated("write", key), _temporary(path, data, synced=False) as temporary:
+            temporary.replace(path)
+
+    def link(self, source: str, target: str) -> bool:
+        self.requests.add(Request.PUT)
+        path = _path(target)
+        try:
+            with _translated("write", target):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.hardlink_to(_path(source))
+        except FileExistsError:
+            raise AlreadyExists(f"/{target} already exists and was left as it is") from None
+        except StorageError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in _NO_LINKS:
+                return False
+            raise
+        return True
+
     def delete(self, keys: Sequence[str]) -> DeleteResults:
         self.requests.add(Request.DELETE)
         real_parents: set[str] = set()
@@ -219,7 +241,7 @@ def _unlink(key: str, real_parents: set[str]) -> DeleteResult:
 
 
 @contextmanager
-def _temporary(path: Path, data: bytes) -> Iterator[Path]:
+def _temporary(path: Path, data: bytes, *, synced: bool = True) -> Iterator[Path]:
     """Write `data` beside `path` under a temporary name that is gone afterwards."""
     temporary = path.with_name(f".tmp-{secrets.token_hex(8)}")
     try:
@@ -230,7 +252,7 @@ def _temporary(path: Path, data: bytes) -> Iterator[Path]:
             f"cannot write {path}: one of its directories is a file; choose another location",
         ) from None
     try:
-        _write_new(temporary, data)
+        _write_new(temporary, data, synced=synced)
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
@@ -246,11 +268,12 @@ def _link(temporary: Path, path: Path, data: bytes) -> None:
         _write_new(path, data)
 
 
-def _write_new(path: Path, data: bytes) -> None:
+def _write_new(path: Path, data: bytes, *, synced: bool = True) -> None:
     with path.open("xb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 @contextmanager

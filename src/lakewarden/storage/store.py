@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -111,6 +111,27 @@ class ReadStore(Protocol):
 
     def exists(self, key: str) -> bool:
         """Tell whether the object is there (one HEAD request)."""
+        ...
+
+
+@runtime_checkable
+class LinkStore(Protocol):
+    """A store that can give an object a second name, without copying it."""
+
+    def link(self, source: str, target: str) -> bool:
+        """Let `target` be what `source` is; False if that cannot be done here.
+
+        Raises NotFound if there is no `source`, and AlreadyExists without touching what is there.
+        """
+        ...
+
+
+@runtime_checkable
+class JotStore(Protocol):
+    """A store that writes faster what need not outlive a power failure."""
+
+    def jot(self, key: str, data: bytes) -> None:
+        """Write an object that nothing depends on, replacing what was there."""
         ...
 
 

@@ -23,7 +23,7 @@ from lakewarden.errors import (
     NotFound,
     StorageError,
 )
-from lakewarden.storage.store import Store
+from lakewarden.storage.store import JotStore, Store
 from lakewarden.warehouse import conflicts
 from lakewarden.warehouse.backoff import SlotBackoff
 from lakewarden.warehouse.codec import CHECKPOINTS, ENTRIES, TRANSACTIONS
@@ -46,10 +46,12 @@ from lakewarden.world import Chance, Clock, fresh_id
 
 #: Versions after which a checkpoint is made.
 CHECKPOINT_EVERY = 32
+#: Versions that are looked for one by one, before all are listed.
+_STEPS = 2
 #: Times a claim whose outcome nobody can tell is made again.
 _CLAIMS = 4
 #: A writer that took longer than this makes sure that its version still follows the one before.
-#: Cleanup keeps every version for a multiple of it.
+#: Cleanup leaves every entry of the log for a multiple of it.
 SLOW = timedelta(minutes=1)
 
 _TOO_LARGE = 2**63
@@ -105,12 +107,33 @@ class Log:
     def head(self, known: Head | None = None) -> Head:
         """Return the newest version; `known` saves reading what has not changed."""
         seen = self.clock.elapsed()
+        near = None if known is None else self._near(known, seen)
+        if near is not None:
+            return replace(near, seen=seen)
         newest = self.handler.head()
         if newest == 0:
             return Head(EMPTY, seen=seen)
         if known is not None and known.version == newest:
             return replace(known, seen=seen)
         return replace(self._whole(self.entry(newest), known), seen=seen)
+
+    def _near(self, known: Head, seen: float) -> Head | None:
+        """Return the newest version if it is one that is known, or right after.
+
+        A listing costs as much as there are versions where they are files in a directory; the next
+        one is found by its name.  What was the newest a moment ago is followed by nothing that
+        could have been taken away since.
+        """
+        if not known.version or seen - known.seen >= SLOW.total_seconds():
+            return None
+        for _ in range(_STEPS):
+            number = known.version + 1
+            try:
+                entry = ENTRIES.decode(self.handler.read(number), str(number))
+            except NotFound:
+                return known
+            known = self._whole(entry, known)
+        return None
 
     def at(self, version: int) -> Manifest:
         """Return the warehouse at a version."""
@@ -244,8 +267,13 @@ class Log:
             return self.head()
 
     def _announce(self, transaction: Transaction) -> None:
-        key = f"{self.prefix}/_transactions/{transaction.id}.json"
-        self.store.put(key, TRANSACTIONS.encode(transaction))
+        key, data = (
+            f"{self.prefix}/_transactions/{transaction.id}.json",
+            TRANSACTIONS.encode(transaction),
+        )
+        # The version holds it all; this is for people who look into what did not become one.
+        write = self.store.jot if isinstance(self.store, JotStore) else self.store.put
+        write(key, data)
 
     def _try(self, base: Head, transaction: Transaction) -> Head | None:
         """Claim the version after `base`; None if somebody else has it."""

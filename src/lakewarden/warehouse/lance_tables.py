@@ -22,7 +22,7 @@ from lakewarden.formats.lance.manifest import transaction_file
 from lakewarden.formats.lance.transaction import operation, restored
 from lakewarden.model import Format
 from lakewarden.storage.location import Location
-from lakewarden.storage.store import Store
+from lakewarden.storage.store import LinkStore, Store
 from lakewarden.warehouse import forks
 from lakewarden.warehouse.manifest import Name, Pin, Table
 from lakewarden.warehouse.reclaiming import keeps
@@ -67,26 +67,26 @@ class LanceTables:
         public = forks.public(path)
         if path == public:
             return
+        source, target = f"{root}/{path}", f"{root}/{public}"
         try:
-            data = whole(store, f"{root}/{path}")
+            if not isinstance(store, LinkStore) or not store.link(source, target):
+                store.put_if_absent(target, whole(store, source))
         except NotFound:
-            if store.exists(f"{root}/{public}"):
+            if store.exists(target):
                 return
             raise NotFound(
                 f"version {public} of {'.'.join(table.name)} was reclaimed by a cleanup; tag versions "
                 "that must stay",
                 ErrorKind.RECLAIMED,
             ) from None
-        try:
-            store.put_if_absent(f"{root}/{public}", data)
         except AlreadyExists:
-            if whole(store, f"{root}/{public}") != data:
+            if not _same(store, source, target):
                 raise Refused(
                     ErrorKind.DRIFT,
                     f"somebody has written {public} of {'.'.join(table.name)} past the warehouse; what "
                     f"the warehouse committed under that number is in {path}: put that in its place",
                 ) from None
-        store.delete([f"{root}/{path}"])
+        store.delete([source])
 
     def discard(self, table: Table, pin: Pin) -> None:
         store, root = self.store(table)
@@ -256,6 +256,14 @@ def whole(store: Store, key: str) -> bytes:
             ErrorKind.STORAGE, f"{key} does not end like a manifest; it was read in part: try again"
         )
     return data
+
+
+def _same(store: Store, source: str, target: str) -> bool:
+    """Tell whether what is public is what was committed; somebody else may have shown it first."""
+    try:
+        return whole(store, source) == whole(store, target)
+    except NotFound:
+        return store.exists(target)
 
 
 def uri_of(table: Table, pin: Pin | None = None) -> str:
