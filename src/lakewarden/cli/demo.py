@@ -1,6 +1,7 @@
 """Builds small tables with a history, cleans them, and proves that every kept version still reads.
 
-Lance tables and an Iceberg table in one run, as `lakewarden cleanup DIR iceberg://demo` would do it.
+Lance tables and an Iceberg table in one run, as `lakewarden cleanup DIR iceberg://demo` would do it;
+then a warehouse of both formats: a load of two tables, a tag, a bad load, going back, cleaning.
 """
 
 from __future__ import annotations
@@ -18,15 +19,23 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import StaticTable
 
 from lakewarden.cli import output
 from lakewarden.cli.session import Engine, cores, start
 from lakewarden.errors import ErrorKind, LakewardenError
 from lakewarden.maintenance import cleanup, removal
+from lakewarden.maintenance import warehouse as warehouses
 from lakewarden.maintenance.fleet import open_lake, parse_targets
 from lakewarden.maintenance.survey import Reading
 from lakewarden.retention import OnTagged
 from lakewarden.storage.opening import Opener
+from lakewarden.warehouse import reclaiming
+from lakewarden.warehouse.iceberg import WarehouseCatalog
+from lakewarden.warehouse.lance import Namespace
+from lakewarden.warehouse.lance import Reading as LanceReading
+from lakewarden.warehouse.transaction import transaction
+from lakewarden.warehouse.warehouse import View, Warehouse
 from lakewarden.world import SystemClock
 
 _DAY = 86400
@@ -90,12 +99,60 @@ def show(*, keep_directory: bool) -> None:
         if again.removal.files_removed:
             raise LakewardenError(ErrorKind.DAMAGED_VERSION, "a second run found more to remove")
         _say("proof    a second run finds nothing left to remove")
+        show_warehouse(lance, root / "lake", reading)
         spark.stop()
     finally:
         if keep_directory:
             _say(f"left     {root}")
         else:
             shutil.rmtree(root)
+
+
+def show_warehouse(lance: Any, place: Path, reading: Reading) -> None:
+    """Fill a warehouse, undo a bad load, and clean up; raise if anything is not as it should be."""
+    _say(f"\n$ lakewarden warehouse init {place}")
+    warehouse = Warehouse.init(str(place), actor="demo")
+    WarehouseCatalog("demo", opened=warehouse).create_namespace("shop")
+    for step in range(12):
+        with transaction(warehouse, message=f"load {step}") as tx:
+            mode = "overwrite" if step else "create"
+            rows = _rows(step * 10, 10)
+            lance.write_dataset(
+                rows, namespace_client=tx.lance, table_id=["shop", "vectors"], mode=mode
+            )
+            if not step:
+                tx.iceberg.create_table("shop.orders", rows.schema)
+            tx.iceberg.load_table("shop.orders").append(rows)
+        if step == 3:
+            warehouse.create_tag("training")
+    good = warehouse.read()
+    with transaction(warehouse, message="a bad load") as tx:
+        tx.iceberg.load_table("shop.orders").delete("id >= 0")
+    _say(f"$ lakewarden restore {place} --version {good.version}")
+    warehouse.restore(good, message="undo the bad load")
+    _say(f"$ lakewarden log {place} --limit 4")
+    for logged in warehouse.history(4):
+        _say(f"  {logged.version:>3}  {logged.transaction.message}")
+    tagged, head = warehouse.read(tag="training"), warehouse.read()
+    before = [_seen(lance, warehouse, view) for view in (tagged, good, head)]
+    _say(f"$ lakewarden cleanup {place} --keep 4 --min-age 0s --confirm")
+    request = warehouses.Request(reclaiming.Rules(keep=4, min_age=timedelta(0)))
+    plan = warehouses.plan(warehouse, request, reading, now=reading.clock.now())
+    receipt = warehouses.execute(plan, reading)
+    _say(output.receipt_text(receipt))
+    if receipt.failed or before != [_seen(lance, warehouse, one) for one in (tagged, good, head)]:
+        raise LakewardenError(ErrorKind.DAMAGED_VERSION, "a kept version reads differently now")
+    _say("proof    the tag, the version before the bad load and the newest read as before")
+
+
+def _seen(lance: Any, warehouse: Warehouse, view: View) -> list[int]:
+    """Return the rows of both tables at a version."""
+    namespace = Namespace(warehouse, LanceReading(view))
+    vectors = lance.dataset(namespace_client=namespace, table_id=["shop", "vectors"])
+    orders = StaticTable.from_metadata(view.pins[view.table(("shop", "orders")).id].path)
+    return sorted(
+        [*vectors.to_table()["id"].to_pylist(), *orders.scan().to_arrow()["id"].to_pylist()]
+    )
 
 
 def _build(lance: Any, root: Path, now: float) -> None:
