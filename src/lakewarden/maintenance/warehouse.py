@@ -116,6 +116,8 @@ class WarehousePlan:
     #: Purged tables of which no file is left.
     emptied: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    #: Refs and hints of purged tables, by the tables' ids: they go last.
+    left: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Marks of tables that were due.
     marks: tuple[str, ...] = ()
 
@@ -130,7 +132,15 @@ class WarehousePlan:
 
     @property
     def changes(self) -> list[Change]:
-        return self.reclaim.changes(self.emptied)
+        """What is committed before anything goes, so that nobody holds on to it meanwhile.
+
+        Also where no floor moves: what a deleted tag or branch held, somebody may be about to tag.
+        """
+        found = self.reclaim.changes(self.emptied)
+        rows = [*self.tables.tables, self.log_row]
+        if not found and any(one.removal != RemovalStats() for one in rows):
+            found = [Change(Operation.RECLAIM, version=self.reclaim.floor)]
+        return found
 
 
 def _by_key(table: TablePlan) -> str:
@@ -164,7 +174,8 @@ def plan(
     with costs.stage(reading, "read the log"):
         reclaim = decide(warehouse, request.rules, now, request.tables)
     targets = _targets(reclaim)
-    reading = replace(reading, lake=_Tables(warehouse, reclaim))
+    # As of the version that was decided on: of what came later, nothing was decided.
+    reading = replace(reading, lake=_Pinned(warehouse, reclaim))
     names = _names(reclaim)
     if targets.tables or targets.iceberg.tables:
         found = cleanup.plan(targets, request.cleanup(), reading, now=now)
@@ -179,22 +190,26 @@ def plan(
             for one in found.tables
         ],
     )
+    left = _left(found, {one.table_id: names[one.table_key] for one in found.tables
+                         if reclaim.table(names[one.table_key]).purged})  # fmt: skip
     gone = tuple(
         names[one.table_key]
         for one in found.tables
-        if reclaim.base.manifest.tables[names[one.table_key]].purged and _is_empty(one)
+        if names[one.table_key] in left and _is_empty(one, left[names[one.table_key]])
     )
     with costs.stage(reading, "read the log's own files"):
         before = now - max(request.min_age, request.log_age)
         log = pin(_log_files(warehouse, reclaim, reading, costs, before))
-        row = _log_row(log, reclaim)
+        row = _log_row(log, reclaim, len(_old_rows(reclaim, warehouse, before)))
     dotted = {key: ".".join(reclaim.table(number).name) for key, number in names.items()}
     found = replace(
         found,
         requests=removal.added(found.requests, costs.requests),
         seconds=removal.added(found.seconds, costs.seconds),
     )
-    return WarehousePlan(warehouse, reclaim, found, log, row, before, gone, dotted, request.marks)
+    return WarehousePlan(
+        warehouse, reclaim, found, log, row, before, gone, dotted, left, request.marks
+    )
 
 
 def _targets(reclaim: Reclaim) -> Targets:
@@ -227,9 +242,20 @@ def _is_purged(reclaim: Reclaim, number: str) -> bool:
     return found is not None and found.purged
 
 
-def _is_empty(table: TablePlan) -> bool:
-    left = table.objects - table.kept_unknown_kind
-    return table.error is None and not table.removal.files_removed and left <= 0
+def _left(found: Plan, purged: Mapping[int, str]) -> dict[str, list[str]]:
+    """Return the refs and hints of purged tables, of which no verdict lets go."""
+    left: dict[str, list[str]] = {number: [] for number in purged.values()}
+    if purged:
+        marks = F.col("kind").isin(FileKind.REF.value, FileKind.HINT.value)
+        own = found.files.filter(F.col("table_id").isin(list(purged)) & marks)
+        for row in own.select("table_id", "path").collect():
+            left[purged[row.table_id]].append(row.path)
+    return left
+
+
+def _is_empty(table: TablePlan, left: Sequence[str]) -> bool:
+    files = table.objects - table.kept_unknown_kind - len(left)
+    return table.error is None and not table.removal.files_removed and files <= 0
 
 
 def _nothing(reading: Reading, now: datetime) -> Plan:
@@ -252,7 +278,7 @@ def _log_files(
     place = warehouse.location.child(MANIFEST)
     listed, noted = list_fully([Unit(place)], reading)
     costs.add_noted(noted, "key", "size")
-    held = sorted(reclaim.base.manifest.held())
+    held = sorted(reclaim.entries)
     stays = [warehouse.log.entry(one).checkpoint for one in held if 0 < one < reclaim.floor]
     first = warehouse.log.entry(reclaim.floor)
     old = f"modified_us < {to_micros(before)}"
@@ -290,8 +316,8 @@ def _listed(numbers: Sequence[int]) -> str:
     return f"({', '.join(map(str, numbers))})" if numbers else ""
 
 
-def _log_row(log: DataFrame, reclaim: Reclaim) -> TablePlan:
-    counted = RemovalStats()
+def _log_row(log: DataFrame, reclaim: Reclaim, rows: int) -> TablePlan:
+    counted = RemovalStats(old_versions_removed=rows)
     for row in (
         log.groupBy("kind").agg(F.count("*").alias("files"), F.sum("size").alias("bytes")).collect()
     ):
@@ -368,20 +394,14 @@ def _forget_forks(plan: WarehousePlan, sound: set[str], stores: Stores) -> None:
 def _forget_places(plan: WarehousePlan, stores: Stores) -> None:
     """Take away what is left of tables that the log has forgotten; of those elsewhere, our mark."""
     for number in (*plan.emptied, *plan.reclaim.forget):
-        place = Location.parse(plan.reclaim.table(number).location)
-        below = place.child(lance_sessions.WAITING) if number in plan.reclaim.forget else place
-        store, start = stores(place), len(place.key) + 1
-        keys = [key for batch in store.list(below.key) for key in batch.column("key").to_pylist()]
-        keys = [key for key in keys if _is_ours(key[start:])]
-        for first in range(0, len(keys), DELETE_BATCH_MAX):
-            store.delete(keys[first : first + DELETE_BATCH_MAX])
-        store.prune_directory(below.key)
-
-
-def _is_ours(path: str) -> bool:
-    """Tell whether a file of a table says something about it, and holds nothing of it."""
-    kept = (f"{lance_sessions.WAITING}/", "_refs/")
-    return path.startswith(kept) or path.rpartition("/")[2] == _HINT
+        table = Location.parse(plan.reclaim.table(number).location)
+        place = table.child(lance_sessions.WAITING)
+        store = stores(place)
+        keys = [key for batch in store.list(place.key) for key in batch.column("key").to_pylist()]
+        keys += (table.child(path).key for path in plan.left.get(number, ()))
+        for start in range(0, len(keys), DELETE_BATCH_MAX):
+            store.delete(keys[start : start + DELETE_BATCH_MAX])
+        store.prune_directory(place.key)
 
 
 def _delete_log(
@@ -401,8 +421,9 @@ def _delete_log(
             removed += removal_of(row.kind, row.files, row.bytes)
         elif row.note is None and row.outcome == Deletion.FAILED.value:
             failed, example = failed + row.files, row.error
-    if not isinstance(warehouse.log.handler, StoreHandler):
-        removed += _forget_rows(plan, warehouse)
+    rows = _old_rows(plan.reclaim, warehouse, plan.log_before)
+    warehouse.log.handler.forget(rows)
+    removed += RemovalStats(old_versions_removed=len(rows))
     receipt = TableReceipt(MANIFEST, removed, failed)
     if failed:
         message = f"{failed} file(s) could not be deleted ({example}); run again to retry them"
@@ -410,17 +431,16 @@ def _delete_log(
     return receipt
 
 
-def _forget_rows(plan: WarehousePlan, warehouse: Warehouse) -> RemovalStats:
-    reclaim, handler = plan.reclaim, warehouse.log.handler
-    held = reclaim.base.manifest.held()
+def _old_rows(reclaim: Reclaim, warehouse: Warehouse, before: datetime) -> list[int]:
+    """Return the versions that a log in a database is to forget; in a store they are files."""
+    held, handler = reclaim.entries, warehouse.log.handler
+    if isinstance(handler, StoreHandler):
+        return []
     try:
-        old = warehouse.version_at(plan.log_before, reclaim.base.manifest)
+        below = min(reclaim.floor, warehouse.version_at(before, reclaim.base.manifest))
     except NotFound:
-        return RemovalStats()
-    below = min(reclaim.floor, old)
-    going = [one for one in handler.versions() if one < below and one not in held]
-    handler.forget(going)
-    return RemovalStats(old_versions_removed=len(going))
+        return []
+    return [one for one in handler.versions() if one < below and one not in held]
 
 
 # -- Iceberg tables --------------------------------------------------------------------------------
@@ -465,6 +485,14 @@ class _Tables(Lake):
         branch, _ = self._reclaim.pointers[number]
         table = self._reclaim.table(number)
         return _Expiry(self._warehouse, table, branch, pointer, self._lock)
+
+
+class _Pinned(_Tables):
+    """The same tables as a plan sees them."""
+
+    def locate(self, table: CatalogTarget) -> Pointer:
+        _, seen = self._reclaim.pointers[table.parts[-1]]
+        return Pointer(table, seen.path)
 
 
 class _Expiry(Commit):

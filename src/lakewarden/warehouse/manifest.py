@@ -233,8 +233,12 @@ class Manifest:
 
     def held(self) -> frozenset[int]:
         """Return the versions that tags and branches hold."""
-        bases = (branch.base for branch in self.branches.values())
-        return frozenset((*bases, *(tag.version for tag in self.tags.values())))
+        return frozenset(version for version, _ in self.held_views())
+
+    def held_views(self) -> frozenset[tuple[int, str]]:
+        """Return the versions that tags and branches hold, each with the branch it is held of."""
+        bases = ((one.base, one.parent) for one in self.branches.values() if one.parent)
+        return frozenset((*bases, *((tag.version, tag.branch) for tag in self.tags.values())))
 
     def gone(self, version: int) -> bool:
         """Tell whether a version was reclaimed, whatever is still there of it."""
@@ -353,7 +357,7 @@ class _State:
             )
         table = self.tables[change.table]
         if change.operation is Operation.DROP:
-            if self._branch == MAIN:
+            if self._branch in (MAIN, table.branch):
                 table = self._dropped(table, change.before)
             self._pin(change.table, None)
         elif change.after is not None:

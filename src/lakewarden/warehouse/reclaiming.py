@@ -24,6 +24,7 @@ from lakewarden.warehouse import forks
 from lakewarden.warehouse.commit import Head
 from lakewarden.warehouse.manifest import (
     MAIN,
+    UPKEEP,
     Change,
     Manifest,
     Operation,
@@ -100,6 +101,8 @@ class Reclaim:
     purge: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    #: Versions whose entries the log keeps below the floor.
+    entries: frozenset[int] = frozenset()
 
     def table(self, number: str) -> Table:
         return self.base.manifest.tables[number]
@@ -236,6 +239,8 @@ class _Past:
         kept = max(rules.keep or RECOVERY, RECOVERY)
         moved = self._moved(number, known, kept)
         floors = [moved, self._at_age(max(rules.older_than or timedelta(0), rules.min_age))]
+        if rules.before_version is not None:
+            floors.append(rules.before_version)
         return max(known, min(floors))
 
     def _moved(self, number: str, floor: int, times: int) -> int:
@@ -244,7 +249,9 @@ class _Past:
         for logged in self._warehouse.history():
             if logged.version < floor:
                 break
-            if any(c.table == number and c.after is not None for c in logged.transaction.changes):
+            # What cleanup itself has made is no version that anybody asked to keep.
+            mine = (c for c in logged.transaction.changes if c.operation not in UPKEEP)
+            if any(c.table == number and c.after is not None for c in mine):
                 left -= 1
                 if not left:
                     return logged.version
@@ -296,6 +303,7 @@ class _Past:
             tuple(number for number in purge if not head.tables[number].purged),
             tuple(forget),
             tuple(self._warnings),
+            self._entries(),
         )
 
     def _fate(self, table: Table, floor: int, min_age: timedelta) -> Operation | None:
@@ -323,9 +331,22 @@ class _Past:
 
     def _refs(self) -> list[Mapping[str, Pin]]:
         """Return the pins of every version that a tag names or a branch begins at."""
-        tags = {(tag.version, tag.branch) for tag in self._head.tags.values()}
-        bases = {(one.base, one.parent) for one in self._head.branches.values() if one.parent}
-        return [self._pins(self._at(version), branch) for version, branch in sorted(tags | bases)]
+        held = sorted(self._head.held_views())
+        return [self._pins(self._at(version), branch) for version, branch in held]
+
+    def _entries(self) -> frozenset[int]:
+        """Return the versions that refs name, and those that their branches began at.
+
+        A tag may be all that is left of a branch, and is read through the version it began at.
+        """
+        left, seen = [*self._head.held_views()], set()
+        while left:
+            version, name = left.pop()
+            seen.add(version)
+            own = self._at(version).branches[name]
+            if own.parent:
+                left.append((own.base, own.parent))
+        return frozenset(seen)
 
     def _pins(self, manifest: Manifest, branch: str) -> Mapping[str, Pin]:
         key = manifest.version, branch
@@ -381,7 +402,8 @@ class _Past:
     ) -> Held:
         alive = [name for name, one in self._head.branches.items() if _is(then, name, one.made)]
         pins = [self._pins(then, name).get(table.id) for name in alive]
-        pins += [*needs.of(table.id), current[1]]
+        # The last is for whoever brings the table back to main.
+        pins += [*needs.of(table.id), current[1], table.last]
         whole = [
             one.pins[table.id]
             for name, one in self._head.branches.items()

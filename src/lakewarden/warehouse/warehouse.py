@@ -287,16 +287,22 @@ class Warehouse:
         head = self.known.manifest
         if manifest.version >= head.version:
             return frozenset()
-        tagged = {(tag.version, tag.branch) for tag in head.tags.values()}
+        if (manifest.version, branch) in head.held_views():
+            return frozenset()
+        if manifest.version < head.floor:
+            # Some ref holds this version, of another branch.
+            raise NotFound(
+                f"branch {branch} of version {manifest.version} was reclaimed by a cleanup; tag "
+                "versions that must stay",
+                ErrorKind.RECLAIMED,
+            )
         now, then = head.branches.get(branch), manifest.branches[branch]
-        if (now is None or now.made != then.made) and (manifest.version, branch) not in tagged:
+        if now is None or now.made != then.made:
             raise NotFound(
                 f"branch {branch} of version {manifest.version} was deleted; what it held is gone or "
                 "going",
                 ErrorKind.RECLAIMED,
             )
-        if manifest.version in head.held():
-            return frozenset()
         return frozenset(
             number
             for number in manifest.tables

@@ -1,0 +1,143 @@
+"""Whatever storage call of a warehouse's cleanup fails, nothing is lost, and a rerun finishes it.
+
+The n-th call fails, whatever it is, once before and once after its effect, and what must stay is read
+after each.  A rerun costs most, so the default makes one for every few faults; the profile `nightly`
+makes one after each.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from pyspark.sql import SparkSession
+
+from lakewarden.errors import LakewardenError
+from lakewarden.maintenance import warehouse as maintenance
+from lakewarden.maintenance.removal import Receipt
+from lakewarden.maintenance.warehouse import WarehousePlan
+from lakewarden.storage.opening import Opener
+from lakewarden.testing.faults import FaultyOpener, When
+from tests.warehouse.cleaning import Cleaner, Lake, before, floor_here, new_lake
+from tests.warehouse.lakes import id_rows, reopen
+from tests.warehouse.survivors import Survivors, everything, survivors
+
+pytestmark = pytest.mark.spark
+
+NIGHTLY = settings.get_current_profile_name() == "nightly"
+#: Every so many faults are followed by a rerun.
+RERUNS = 1 if NIGHTLY else 8
+
+
+def build(lake: Lake) -> int:
+    """Make a warehouse with something of every kind to remove; return the first version to stay."""
+    warehouse = lake.warehouse
+    warehouse.set_properties({"lakewarden.undrop-for": "0s"})
+    for name in ("l", "l_dropped"):
+        lake.lance("create", name, 1, 2)
+        lake.at(name).delete("id = 1")
+    for name in ("i", "i_dropped"):
+        lake.create(name, 1, 2).delete("id = 1")
+    warehouse.create_tag("old")
+    warehouse.create_branch("dev")
+    lake.iceberg("i", "dev").append(id_rows(7))
+    for number in (3, 4):
+        lake.lance("overwrite", "l", number)
+        lake.iceberg("i").overwrite(id_rows(number))
+    # Nobody has these but main, which lets them go.
+    lake.lance("create", "l_purged", 1)
+    lake.create("i_purged", 1)
+    for name in ("l_dropped", "i_dropped", "l_purged", "i_purged"):
+        warehouse.drop(("db", name))
+    floor = floor_here(warehouse)
+    lake.lance("append", "l", 5)
+    lake.iceberg("i").append(id_rows(5))
+    return floor
+
+
+@dataclass
+class Lab:
+    """A warehouse that can be put back, a plan for it, and what an undisturbed run makes of it."""
+
+    lake: Lake
+    master: Path
+    cleaner: Cleaner
+    floor: int
+    plan: WarehousePlan
+    expected: Survivors
+    counter: Path
+    calls: int = 0
+    ended: set[str] = field(default_factory=set)
+
+    def reset(self) -> None:
+        # At the same place: the metadata says where its files are.
+        shutil.rmtree(self.lake.root)
+        shutil.copytree(self.master, self.lake.root)
+        self.counter.unlink(missing_ok=True)
+
+    def execute(self, opener: Callable[..., Any]) -> Receipt:
+        found = reopen(self.lake.root, opener=opener)
+        plan = replace(self.plan, warehouse=found)
+        return maintenance.execute(plan, self.cleaner.reading(opener))
+
+    def faulty(self, number: int, when: When) -> FaultyOpener:
+        return FaultyOpener(Opener({}), number, when, str(self.counter))
+
+    def rerun(self) -> None:
+        """Finish what was begun: purged tables are forgotten by a run of their own."""
+        self.cleaner.run(self.lake.again(), before(self.floor))
+        self.expected.check(self.lake.again())
+        # What a run that failed had written and not committed is too young to be told from a writer's.
+        assert self.kept() >= self.ended
+        assert {one for one in self.kept() - self.ended if not self.is_young(one)} == set()
+
+    def is_young(self, name: str) -> bool:
+        return "/metadata/" in name and "lakewarden" in name
+
+    def kept(self) -> set[str]:
+        """Return what is there of the tables, but for metadata files and refs: the rest must agree."""
+        found = everything(self.lake.root / "tables")
+        skipped = (".metadata.json", "latest_version_hint.json", "warehouse.json")
+        return {path for path in found if not path.endswith(skipped)}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Lab:
+    root = tmp_path_factory.mktemp("faults")
+    lake = new_lake(root / "lake")
+    floor = build(lake)
+    expected = survivors(lake.warehouse, floor)
+    shutil.copytree(lake.root, root / "master")
+    cleaner = Cleaner(spark)
+    plan = cleaner.plan(lake.again(), before(floor))
+    found = Lab(lake, root / "master", cleaner, floor, plan, expected, root / "counter")
+    counting = found.faulty(0, "before")
+    assert found.execute(counting).failed == []
+    expected.check(lake.again())
+    found.calls, found.ended = counting.plan.calls(), found.kept()
+    return found
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_nothing_is_lost_whatever_call_fails(lab: Lab, when: When) -> None:
+    assert lab.calls > 20
+    for number in range(1, lab.calls + 1):
+        lab.reset()
+        faulty = lab.faulty(number, when)
+        trouble: object = "nothing was raised"
+        try:
+            trouble = [one.error for one in lab.execute(faulty).failed]
+        except LakewardenError as error:
+            trouble = error
+        try:
+            lab.expected.check(lab.lake.again(), finished=False)
+            if number % RERUNS == (0 if when == "before" else RERUNS // 2):
+                lab.rerun()
+        except Exception as error:
+            error.add_note(f"call {number}, {when}: {trouble}")
+            raise
