@@ -182,7 +182,7 @@ def decide(
         if pins.purged:
             return decisions
         history = _without(history, pins)
-        _check_heads(history, pins)
+        _check_heads(history, pins, now)
     _check_refs(history, policy)
     by_branch: dict[str, list[Version]] = {}
     for version in history.versions:
@@ -213,15 +213,23 @@ def _without(history: History, pins: Pins) -> History:
     )
 
 
-def _check_heads(history: History, pins: Pins) -> None:
-    """Refuse a table whose newest version is not the one that the warehouse knows."""
+def _check_heads(history: History, pins: Pins, now: datetime) -> None:
+    """Refuse a table whose newest version is not the one that the warehouse knows.
+
+    What was written since the log was read, the log cannot have known: it stays, and is looked at
+    again before anything goes.
+    """
     newest: dict[str, int] = {}
+    known: dict[str, int] = {}
     for one in history.versions:
         if not one.detached and not one.staged:
             newest[one.branch] = max(one.number, newest.get(one.branch, 0))
+            stored = one.stored or one.modified
+            if stored is None or stored < now:
+                known[one.branch] = max(one.number, known.get(one.branch, 0))
     for branch, head in pins.heads.items():
         found, where = newest.get(branch, 0), "" if branch == MAIN else f" on branch {branch}"
-        if found > head:
+        if known.get(branch, 0) > head:
             raise Refused(
                 ErrorKind.DRIFT,
                 f"version {found}{where} was written past the warehouse, which knows the table up to "

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.spark
 
 NIGHTLY = settings.get_current_profile_name() == "nightly"
 #: Every so many faults are followed by a rerun.
-RERUNS = 1 if NIGHTLY else 8
+RERUNS = 1 if NIGHTLY else 16
 
 
 def build(lake: Lake) -> int:

@@ -412,8 +412,8 @@ def test_a_table_made_and_dropped_on_a_branch_goes_with_its_files(tmp_path: Path
     for step in range(4):
         lake.warehouse.set_properties({"number": str(step)})
     found = decide(lake.warehouse, rules, SystemClock().now())
-    (number,) = found.base.manifest.tables
-    assert (found.purge, found.forget) == ((number,), ())
+    (made,) = found.base.manifest.tables
+    assert (found.purge, found.forget) == ((made,), ())
 
 
 # -- a table in trouble ----------------------------------------------------------------------------

@@ -156,7 +156,9 @@ def test_a_cleanup_inside_a_cleanup_loses_nothing(lab: Lab) -> None:
     lab.expected.check(lab.lake.again())
 
 
-@pytest.mark.parametrize("act", [tag, branch, restore])
+@pytest.mark.parametrize(
+    "act", [tag, *(pytest.param(one, marks=pytest.mark.nightly) for one in (branch, restore))]
+)
 def test_who_looked_at_a_tag_that_is_deleted_and_cleaned_meanwhile_is_refused(
     lab: Lab, act: Act
 ) -> None:

@@ -484,6 +484,8 @@ class _Tables(Lake):
         number = pointer.table.parts[-1]
         branch, _ = self._reclaim.pointers[number]
         table = self._reclaim.table(number)
+        # Whatever becomes of it, what is known of the log is outdated then.
+        self._seen = float("-inf")
         return _Expiry(self._warehouse, table, branch, pointer, self._lock)
 
 

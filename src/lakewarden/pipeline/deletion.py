@@ -55,6 +55,7 @@ _LATER = {
     FileKind.MANIFEST: 1,
     FileKind.MANIFEST_FILE: 1,
     FileKind.MANIFEST_LIST: 2,
+    FileKind.METADATA: 3,
 }
 #: Directories that go when they are empty: of index segments and of blob sidecars.
 _PRUNABLE = re.compile(r"(?:tree/.+/)?(?:_indices/.+|data/[^/]+)", re.DOTALL)
