@@ -28,6 +28,9 @@ class Clock(Protocol):
         ...
 
 
+_SLEEPS = hasattr(time, "CLOCK_BOOTTIME")
+
+
 class SystemClock:
     """The machine's own clock."""
 
@@ -38,7 +41,8 @@ class SystemClock:
         time.sleep(seconds)
 
     def elapsed(self) -> float:
-        return time.perf_counter()
+        # Goes on while the machine sleeps: whoever wakes up must know how long ago it was.
+        return time.clock_gettime(time.CLOCK_BOOTTIME) if _SLEEPS else time.perf_counter()
 
 
 class Chance(Protocol):

@@ -115,10 +115,16 @@ def _views(warehouse: Warehouse, head: Manifest, floor: int) -> Iterator[tuple[i
 def rows_of(table: Table, pin: Pin) -> Rows:
     """Read one version of a table by its path."""
     if table.format is Format.LANCE:
-        found = lance.dataset(table.location, version=pin.version).to_table()
+        found = lance.dataset(place_of(table, pin), version=pin.version).to_table()
     else:
         found = StaticTable.from_metadata(pin.path).scan().to_arrow()
     return tuple(sorted(tuple(row.values()) for row in found.to_pylist()))
+
+
+def place_of(table: Table, pin: Pin) -> str:
+    """Return where Lance finds a version: in the table, or in a branch of it."""
+    parts = pin.path.split("/")
+    return f"{table.location}/tree/{parts[1]}" if parts[0] == "tree" else table.location
 
 
 def files_of(table: Table, pin: Pin) -> Iterator[Path]:

@@ -216,7 +216,7 @@ class _Past:
     def _last(self, number: int) -> int:
         """Return the oldest of the last so many versions, not counting those that only let go."""
         left, oldest = number, 1
-        for logged in self._warehouse.history():
+        for logged in self._warehouse.history(since=self._base):
             if logged.version < self._head.floor:
                 return max(self._head.floor, 1)
             left -= not logged.transaction.is_upkeep
@@ -246,7 +246,7 @@ class _Past:
     def _moved(self, number: str, floor: int, times: int) -> int:
         """Return the version at which a table got the oldest of its last so many versions."""
         left = times
-        for logged in self._warehouse.history():
+        for logged in self._warehouse.history(since=self._base):
             if logged.version < floor:
                 break
             # What cleanup itself has made is no version that anybody asked to keep.
@@ -419,7 +419,7 @@ class _Past:
         found: dict[str, dict[str, tuple[int, ...] | None]] = {}
         mine = {n for n, one in self._head.tables.items() if one.format is Format.ICEBERG}
         lowest = min((floors[number] for number in mine), default=self._head.version)
-        for logged in self._warehouse.history() if mine else ():
+        for logged in self._warehouse.history(since=self._base) if mine else ():
             if logged.version < lowest:
                 break
             branch = self._head.branches.get(logged.transaction.branch)

@@ -368,10 +368,9 @@ class Warehouse:
         for tag in head.tags.values():
             yield from self.pins_of(self.log.at(tag.version), tag.branch).values()
 
-    def history(self, limit: int | None = None) -> Iterator[Logged]:
-        """Yield versions, newest first, as far back as they are kept."""
-        head = self.refresh()
-        version = head.version
+    def history(self, limit: int | None = None, *, since: Head | None = None) -> Iterator[Logged]:
+        """Yield versions, newest first, as far back as they are kept; or from one that is known."""
+        version = (since or self.refresh()).version
         while version > 0 and limit != 0:
             try:
                 entry = self.log.entry(version)
