@@ -152,8 +152,10 @@ class Held:
     location: str
     #: Metadata files that stay, with the snapshots that are read through each (None: not known).
     files: Mapping[str, Sequence[int] | None] = field(default_factory=dict)
-    #: Metadata files of which everything stays that they list: those that are written on.
-    whole: Sequence[str] = ()
+    #: Those among them that a tag or a branch holds: they must be there.
+    refs: Sequence[str] = ()
+    #: Others may write there, too: only what is known to go does.
+    external: bool = False
     #: Nobody needs anything of it any more.
     purged: bool = False
 

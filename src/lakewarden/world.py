@@ -28,7 +28,8 @@ class Clock(Protocol):
         ...
 
 
-_SLEEPS = hasattr(time, "CLOCK_BOOTTIME")
+#: Where there is no clock of that name, the usual one does not stop either.
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
@@ -42,7 +43,7 @@ class SystemClock:
 
     def elapsed(self) -> float:
         # Goes on while the machine sleeps: whoever wakes up must know how long ago it was.
-        return time.clock_gettime(time.CLOCK_BOOTTIME) if _SLEEPS else time.perf_counter()
+        return time.clock_gettime(_STEADY)
 
 
 class Chance(Protocol):

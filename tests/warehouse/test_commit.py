@@ -754,6 +754,25 @@ def test_a_slow_answer_with_others_on_top_has_committed(
     assert log.head().version == 8
 
 
+def test_a_slow_answer_of_a_version_that_somebody_has_tagged_takes_nothing_away(
+    store: Haunted, log: Log, clock: FakeClock
+) -> None:
+    base = grow(log, 5)
+
+    def slow(action: str, key: str) -> None:
+        if action == "claim":
+            store.after = lambda action, key: None
+            other = open_log(store, clock)
+            for number in range(7, 13):
+                commit(other, ref(Operation.TAG, f"tag-{number}", version=6))
+            other.handler.forget([7, 8, 9])
+            clock.time += SLOW.total_seconds() + 1
+
+    store.after = slow
+    assert commit(log, append("a", 6), base=base).version == 6
+    assert log.at(6).pins()["a"].version == 6
+
+
 def swept(store: Haunted, log: Log, clock: FakeClock) -> StorageError:
     """Commit slowly on a base after which cleanup has taken away all but the newest versions."""
     base = grow(log, 5)

@@ -49,6 +49,8 @@ class IcebergTargets:
     below: str | None = None
     #: Of tables that belong to the warehouse which is cleaned: what its log says is needed.
     held: Mapping[CatalogTarget, Held] | None = None
+    #: Tables among those that stay as they are.
+    unchanged: frozenset[CatalogTarget] = frozenset()
 
     def storage_options(self, lake: Lake | None) -> dict[str, str]:
         """Return what the catalogs say about reaching their tables' files."""
@@ -58,7 +60,7 @@ class IcebergTargets:
         return {k: v for name in names for k, v in lake.storage_options(name).items()}
 
     def changes(self, table: CatalogTarget) -> bool:
-        if table in self.protected:
+        if table in self.protected or table in self.unchanged:
             return False
         return not any(
             fnmatch(table.uri, pattern) or fnmatch(table.parts[-1], pattern)
@@ -80,9 +82,13 @@ class Targets:
     iceberg: IcebergTargets = field(default_factory=IcebergTargets)
     #: Of tables that belong to the warehouse which is cleaned: what its log says is needed.
     pins: Mapping[Location, Pins] | None = None
+    #: Tables among those that stay as they are.
+    unchanged: frozenset[Location] = frozenset()
 
     def changes(self, table: Location) -> bool:
         """Tell whether the operation may change this table."""
+        if table in self.unchanged:
+            return False
         if any(table == place or place.contains(table) for place in self.protected):
             return False
         return not any(

@@ -425,6 +425,10 @@ class _Work:
         listed = self.targets.inventory is None
         references = self._references(self._rooted(named), listed=listed)
         found = [one.but(failed.get(one.table_id)) for one in found]
+        held = self.targets.held or {}
+        shared = [one.table_id for one in found if one.table in held and held[one.table].external]
+        if shared:
+            objects = objects.withColumn("owned", F.col("owned") & ~F.col("table_id").isin(shared))
         if any(row.note == NOTE_BASE for row in notes):
             objects = snapshots.with_whole_paths(objects, self.roots)
         return self._survey(found, facts, objects, references, notes, states)

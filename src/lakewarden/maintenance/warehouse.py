@@ -199,7 +199,10 @@ def plan(
     )
     with costs.stage(reading, "read the log's own files"):
         before = now - max(request.min_age, request.log_age)
-        log = pin(_log_files(warehouse, reclaim, reading, costs, before))
+        files = _log_files(
+            warehouse, reclaim, reading, costs, before=before, log_age=request.log_age
+        )
+        log = pin(files)
         row = _log_row(log, reclaim, len(_old_rows(reclaim, warehouse, before)))
     dotted = {key: ".".join(reclaim.table(number).name) for key, number in names.items()}
     found = replace(
@@ -215,11 +218,14 @@ def plan(
 def _targets(reclaim: Reclaim) -> Targets:
     places = {number: Location.parse(reclaim.table(number).location) for number in reclaim.lance}
     idle = tuple(Location.parse(reclaim.table(number).location) for number in reclaim.idle)
-    held = {_target(number): one for number, one in reclaim.iceberg.items()}
+    held = {
+        _target(number): one for number, one in {**reclaim.iceberg, **reclaim.idle_iceberg}.items()
+    }
+    apart = frozenset(_target(number) for number in reclaim.idle_iceberg)
     return Targets(
         (*places.values(), *idle),
-        protected=idle,
-        iceberg=IcebergTargets(tuple(held), held=held),
+        unchanged=frozenset(idle),
+        iceberg=IcebergTargets(tuple(held), held=held, unchanged=apart),
         pins={places[number]: pins for number, pins in reclaim.lance.items()}
         | dict.fromkeys(idle, Pins()),
     )
@@ -234,7 +240,8 @@ def _names(reclaim: Reclaim) -> dict[str, str]:
     lances = {
         Location.parse(reclaim.table(n).location).uri: n for n in (*reclaim.lance, *reclaim.idle)
     }
-    return lances | {_target(number).uri: number for number in reclaim.iceberg}
+    both = (*reclaim.iceberg, *reclaim.idle_iceberg)
+    return lances | {_target(number).uri: number for number in both}
 
 
 def _is_purged(reclaim: Reclaim, number: str) -> bool:
@@ -272,7 +279,13 @@ def _nothing(reading: Reading, now: datetime) -> Plan:
 
 
 def _log_files(
-    warehouse: Warehouse, reclaim: Reclaim, reading: Reading, costs: Costs, before: datetime
+    warehouse: Warehouse,
+    reclaim: Reclaim,
+    reading: Reading,
+    costs: Costs,
+    *,
+    before: datetime,
+    log_age: timedelta,
 ) -> DataFrame:
     """Return the entries, checkpoints and announcements that no version that stays needs."""
     place = warehouse.location.child(MANIFEST)
@@ -281,7 +294,12 @@ def _log_files(
     held = sorted(reclaim.entries)
     stays = [warehouse.log.entry(one).checkpoint for one in held if 0 < one < reclaim.floor]
     first = warehouse.log.entry(reclaim.floor)
-    old = f"modified_us < {to_micros(before)}"
+    # By the store's own clock as well: its newest entry is no older than what writers know.
+    newest = listed.filter("key LIKE '%/_versions/%'").agg(F.max("modified_us")).collect()[0][0]
+    limits = [to_micros(before) or 0]
+    if newest is not None:
+        limits.append(newest - log_age // timedelta(microseconds=1))
+    old = f"modified_us < {min(limits)}"
     path = F.substring(F.col("key"), len(place.key) + 2, 2**31 - 1)
     number = F.regexp_extract("path", r"^_(?:versions|checkpoints)/(\d{20})(?:\.json)?$", 1)
     files = listed.withColumn("path", path).withColumn("number", number)
@@ -354,8 +372,7 @@ def execute(
         _forget_places(plan, stores)
         costs.add_requests(stores.requests())
         log = _delete_log(plan, warehouse, reading, costs, rate_limit)
-        if len(sound) == len(done.tables):
-            warehouse.marks.take_away(list(plan.marks))
+        warehouse.marks.take_away(_done(plan, sound))
     tables = [replace(one, table_key=plan.named(one)) for one in done.tables]
     tables.sort(key=lambda one: one.table_key)
     return replace(
@@ -364,6 +381,13 @@ def execute(
         requests=removal.added(done.requests, costs.requests),
         seconds=removal.added(done.seconds, costs.seconds),
     )
+
+
+def _done(plan: WarehousePlan, sound: set[str]) -> list[str]:
+    """Return the marks of tables that have been cleaned, or are none any more."""
+    numbers = _names(plan.reclaim)
+    failed = {numbers[one.table_key] for one in plan.tables.tables if one.table_key not in sound}
+    return [name for name in plan.marks if name.partition(".")[0] not in failed]
 
 
 def _as_system(warehouse: Warehouse) -> Warehouse:
@@ -395,6 +419,9 @@ def _forget_places(plan: WarehousePlan, stores: Stores) -> None:
     """Take away what is left of tables that the log has forgotten; of those elsewhere, our mark."""
     for number in (*plan.emptied, *plan.reclaim.forget):
         table = Location.parse(plan.reclaim.table(number).location)
+        if number in plan.reclaim.forget:
+            plan.warehouse.unmark(plan.reclaim.table(number))
+            continue
         place = table.child(lance_sessions.WAITING)
         store = stores(place)
         keys = [key for batch in store.list(place.key) for key in batch.column("key").to_pylist()]
@@ -461,12 +488,16 @@ class _Tables(Lake):
         self._seen = reclaim.base.seen
 
     def tables(self, target: CatalogTarget) -> list[CatalogTarget]:
-        return [target] if target.parts else [_target(number) for number in self._reclaim.iceberg]
+        if target.parts:
+            return [target]
+        both = (*self._reclaim.iceberg, *self._reclaim.idle_iceberg)
+        return [_target(number) for number in both]
 
     def locate(self, table: CatalogTarget) -> Pointer:
         number = table.parts[-1]
         branch, seen = self._reclaim.pointers[number]
-        if self._reclaim.iceberg[number].purged:
+        known = self._reclaim.iceberg.get(number)
+        if known is None or known.purged:
             return Pointer(table, seen.path)
         found = self._fresh().branches[branch].pins.get(number)
         if found is None:

@@ -373,23 +373,21 @@ def _beyond(stores: ReadStores, held: Held, current: TableMetadata) -> _Beyond:
     ids = {number for numbers in held.files.values() for number in numbers or ()}
     others: list[tuple[TableMetadata, frozenset[int]]] = []
     unseen = ids - listed
-    for uri in held.whole:
-        other = parse(_get(stores, uri), uri)
-        others.append((other, frozenset(one.snapshot_id for one in other.snapshots)))
-        unseen -= others[-1][1]
     for uri, numbers in held.files.items():
         if numbers is not None and unseen.isdisjoint(numbers):
             continue
         try:
             other = parse(_get(stores, uri), uri)
         except NotFound:
+            if uri in held.refs:
+                raise
             # A version whose metadata is gone can be read by nobody, so it needs nothing.
             continue
         named = _named_by(other)
         ids |= named
         others.append((other, frozenset(named - listed)))
         unseen -= named
-    return _Beyond(frozenset(ids), (*held.files, *held.whole), tuple(others))
+    return _Beyond(frozenset(ids), tuple(held.files), tuple(others))
 
 
 def _named_by(metadata: TableMetadata) -> set[int]:

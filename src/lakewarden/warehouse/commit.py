@@ -129,7 +129,7 @@ class Log:
         for _ in range(_STEPS):
             number = known.version + 1
             try:
-                entry = ENTRIES.decode(self.handler.read(number), str(number))
+                entry = _decoded(self.handler.read(number), number)
             except NotFound:
                 return known
             known = self._whole(entry, known)
@@ -147,14 +147,7 @@ class Log:
             data = self.handler.read(version)
         except NotFound:
             raise self._missing(version) from None
-        entry = ENTRIES.decode(data, str(version))
-        if entry.version != version:
-            raise Damaged(
-                ErrorKind.CORRUPT_MANIFEST,
-                f"what is stored as version {version} of the warehouse says that it is version "
-                f"{entry.version}; restore the object from a backup",
-            )
-        return entry
+        return _decoded(data, version)
 
     def since(self, version: int, head: Entry) -> list[Logged]:
         """Return every version after one, up to the given entry; a gap is an error."""
@@ -163,7 +156,7 @@ class Log:
         early = []
         for number in missing:
             try:
-                early.append(ENTRIES.decode(self.handler.read(number), str(number)).logged)
+                early.append(_decoded(self.handler.read(number), number).logged)
             except NotFound:
                 raise Conflict(
                     ErrorKind.HISTORY_GAP,
@@ -332,6 +325,10 @@ class Log:
                 self.handler.forget([entry.version])
             return after.parent == entry.write_id
         except NotFound as error:
+            head = self.head()
+            if head.version > entry.version and entry.version in head.manifest.held():
+                # Others have built on it, and it is what a tag or a branch holds.
+                return self.entry(entry.version).write_id == entry.write_id
             # Wherever ours came to stand, that place has been reclaimed.
             self.handler.forget([entry.version])
             raise _unknown(entry, error) from error
@@ -374,6 +371,18 @@ class Log:
 
     def _checkpoint_key(self, version: int) -> str:
         return f"{self.prefix}/_checkpoints/{version:020d}"
+
+
+def _decoded(data: bytes, version: int) -> Entry:
+    """Return what is stored under a number, after checking that it belongs there."""
+    entry = ENTRIES.decode(data, str(version))
+    if entry.version != version:
+        raise Damaged(
+            ErrorKind.CORRUPT_MANIFEST,
+            f"what is stored as version {version} of the warehouse says that it is version "
+            f"{entry.version}; restore the object from a backup",
+        )
+    return entry
 
 
 def _check_parent(entry: Entry, known: Head) -> None:

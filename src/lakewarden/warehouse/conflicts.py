@@ -178,7 +178,14 @@ def _clearing(ours: Change, theirs: Change) -> Rule:
     Whatever looks back must look again, whichever of both came first: what it needs may be going.
     """
     pair = {ours.operation, theirs.operation}
-    return Rule.AGAIN if pair <= _CLEARING or pair & _LOOKING_BACK else Rule.STANDS
+    back = any(_looks_back(change) for change in (ours, theirs))
+    return Rule.AGAIN if pair <= _CLEARING or back else Rule.STANDS
+
+
+def _looks_back(change: Change) -> bool:
+    """Tell whether a change may need what is old: a table that comes with files may be a clone."""
+    comes = change.operation is Operation.CREATE and change.after is not None
+    return comes or change.operation in _LOOKING_BACK
 
 
 def _overlap_in_place(ours: Change, theirs: Change) -> bool:

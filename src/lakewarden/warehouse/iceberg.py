@@ -253,6 +253,8 @@ class IcebergTables:
             default_enabled=False,
         )
         if dropped:
+            # Somebody may have made a tag since.
+            self._warehouse.refresh()
             needed = {pin.path for pin in self._warehouse.pinned_by_refs()}
             self.delete(uri for uri in dropped if uri not in needed)
 
@@ -434,7 +436,7 @@ class WarehouseCatalog(MetastoreCatalog):
         metadata = FromInputFile.table_metadata(io.new_input(metadata_location))
         with self._lock:
             table = self._new(name, metadata.location)
-            table = replace(table, location=metadata.location)
+            table = replace(table, location=metadata.location, external=True)
             self._warehouse.mark(table)
             number = self._parse_metadata_version(metadata_location)
             named = _named(_dumped(metadata))

@@ -447,7 +447,7 @@ class Namespace(Refusing):
         return api.CommitTableResult(create_table_version=told)
 
     def _gone(self, table: Table) -> Any:
-        registering.unmark(self._warehouse, table)
+        self._warehouse.unmark(table)
         told = api.DeregisterTableResponse(id=list(table.name), location=uri_of(table))
         return api.CommitTableResult(deregister_table=told)
 

@@ -32,7 +32,7 @@ _OPERATIONS = {
     "project": Operation.SCHEMA,
     "update_config": Operation.SCHEMA,
     "update_bases": Operation.SCHEMA,
-    "clone": Operation.OVERWRITE,
+    "clone": Operation.RESTORE,
 }
 
 

@@ -94,7 +94,8 @@ class Table:
     name: Name
     format: Format
     location: str
-    #: The branch that it was made on; until it has a pin, it is known there alone.
+    #: The branch that it was made on; until it has a pin, it is known there alone.  Empty when that
+    #: branch is gone.
     branch: str = MAIN
     properties: Mapping[str, str] = field(default_factory=dict)
     #: The version that dropped it, and when; its files are there until cleanup.
@@ -340,7 +341,9 @@ class _State:
         gone = self.branches.pop(name, None)
         for table in [one for one in self.tables.values() if one.branch == name]:
             if gone is not None and table.dropped is None:
-                self.tables[table.id] = self._dropped(table, gone.pins.get(table.id))
+                table = self._dropped(table, gone.pins.get(table.id))  # noqa: PLW2901
+            # The next branch of that name is another one.
+            self.tables[table.id] = replace(table, branch="")
 
     def _dropped(self, table: Table, last: Pin | None) -> Table:
         version, at_us = self._logged.version, self._logged.at_us

@@ -32,7 +32,7 @@ from lakewarden.warehouse.manifest import (
     Table,
 )
 from lakewarden.warehouse.upkeep import AutoCleanup
-from lakewarden.warehouse.warehouse import Warehouse, overlap
+from lakewarden.warehouse.warehouse import Warehouse
 
 #: Versions that stay whatever the rules say: enough to undo a bad load, and the one before.
 RECOVERY = 3
@@ -95,8 +95,9 @@ class Reclaim:
     iceberg: Mapping[str, Held] = field(default_factory=dict)
     #: The metadata file, and its branch, that an Iceberg table's snapshots are taken out of.
     pointers: Mapping[str, tuple[str, Pin]] = field(default_factory=dict)
-    #: Lance tables that stay as they are, and may use files of others.
+    #: Tables that stay as they are, and may use files of others; of Iceberg's also what they need.
     idle: tuple[str, ...] = ()
+    idle_iceberg: Mapping[str, Held] = field(default_factory=dict)
     #: Dropped tables whose files are to go, and those outside the warehouse, whose files stay.
     purge: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
@@ -110,11 +111,13 @@ class Reclaim:
     def only(self, chosen: Mapping[str, int]) -> Reclaim:
         """Return the same for some of the tables; the others stay as they are."""
         others = [n for n in self.lance if n not in chosen and not self.lance[n].purged]
+        apart = {n: h for n, h in self.iceberg.items() if n not in chosen and not h.purged}
         return replace(
             self,
             lance={number: pins for number, pins in self.lance.items() if number in chosen},
             iceberg={number: held for number, held in self.iceberg.items() if number in chosen},
             idle=(*self.idle, *others),
+            idle_iceberg={**self.idle_iceberg, **apart},
             purge=(),
             forget=(),
         )
@@ -245,13 +248,14 @@ class _Past:
 
     def _moved(self, number: str, floor: int, times: int) -> int:
         """Return the version at which a table got the oldest of its last so many versions."""
-        left = times
+        left, home = times, self._head.tables[number].branch
         for logged in self._warehouse.history(since=self._base):
             if logged.version < floor:
                 break
             # What cleanup itself has made is no version that anybody asked to keep.
             mine = (c for c in logged.transaction.changes if c.operation not in UPKEEP)
-            if any(c.table == number and c.after is not None for c in mine):
+            at_home = logged.transaction.branch in (MAIN, home)
+            if at_home and any(c.table == number and c.after is not None for c in mine):
                 left -= 1
                 if not left:
                     return logged.version
@@ -268,6 +272,7 @@ class _Past:
         iceberg: dict[str, Held] = {}
         pointers: dict[str, tuple[str, Pin]] = {}
         idle: list[str] = []
+        idle_iceberg: dict[str, Held] = {}
         purge: list[str] = []
         forget: list[str] = []
         files, needed = self._iceberg_files(floors), needs.tables()
@@ -276,22 +281,26 @@ class _Past:
                 fate = self._fate(table, floor, min_age)
                 if fate is not None:
                     (purge if fate is Operation.PURGE else forget).append(number)
-                if fate is Operation.PURGE or table.purged:
+                if fate is Operation.PURGE:
                     lance |= {number: Pins(purged=True)} if table.format is Format.LANCE else {}
                     if table.format is Format.ICEBERG and table.last is not None:
                         iceberg[number] = Held(table.location, purged=True)
                         pointers[number] = MAIN, table.last
                 elif fate is None and table.last is not None and table.format is Format.LANCE:
                     idle.append(number)
+                elif fate is None and table.last is not None:
+                    pointers[number] = MAIN, table.last
+                    last = {table.last.path: table.last.snapshots}
+                    idle_iceberg[number] = Held(table.location, last)
             elif table.format is Format.LANCE:
                 lance[number] = self._lance(number, self._at(floors[number]), needs)
             else:
-                current = self._current(number)
-                if current is not None:
-                    pointers[number] = current
-                    iceberg[number] = self._iceberg(
-                        table, self._at(floors[number]), needs, files.get(number, {}), current
-                    )
+                current = self._current(number) or (MAIN, next(needs.of(number)))
+                then, more = self._at(floors[number]), files.get(number, {})
+                pointers[number] = current
+                # What only a ref has is on no branch that could be committed to.
+                into = iceberg if self._current(number) is not None else idle_iceberg
+                into[number] = self._iceberg(table, then, needs, more, current)
         return Reclaim(
             self._base,
             floor,
@@ -300,6 +309,7 @@ class _Past:
             iceberg,
             pointers,
             tuple(idle),
+            idle_iceberg,
             tuple(number for number in purge if not head.tables[number].purged),
             tuple(forget),
             tuple(self._warnings),
@@ -308,8 +318,8 @@ class _Past:
 
     def _fate(self, table: Table, floor: int, min_age: timedelta) -> Operation | None:
         """Return what becomes of a table that no branch and no tag has; None: it stays."""
-        within = overlap(Location.parse(table.location), self._warehouse.location)
-        inside = within and not table.external
+        place, root = Location.parse(table.location), self._warehouse.location
+        inside = root.contains(place) and not table.external
         if table.purged:
             return Operation.PURGE if inside else Operation.FORGET
         if table.dropped is None or table.dropped > floor:
@@ -404,13 +414,9 @@ class _Past:
         pins = [self._pins(then, name).get(table.id) for name in alive]
         # The last is for whoever brings the table back to main.
         pins += [*needs.of(table.id), current[1], table.last]
-        whole = [
-            one.pins[table.id]
-            for name, one in self._head.branches.items()
-            if one.pins.get(table.id) is not None and name != current[0]
-        ]
         kept = {pin.path: pin.snapshots for pin in pins if pin is not None}
-        return Held(table.location, {**files, **kept}, [pin.path for pin in whole if pin])
+        refs = [pin.path for pin in needs.of(table.id)]
+        return Held(table.location, {**files, **kept}, refs, external=table.external)
 
     def _iceberg_files(
         self, floors: Mapping[str, int]
@@ -419,7 +425,9 @@ class _Past:
         found: dict[str, dict[str, tuple[int, ...] | None]] = {}
         mine = {n for n, one in self._head.tables.items() if one.format is Format.ICEBERG}
         lowest = min((floors[number] for number in mine), default=self._head.version)
+        seen = self._head.version + 1
         for logged in self._warehouse.history(since=self._base) if mine else ():
+            seen = logged.version
             if logged.version < lowest:
                 break
             branch = self._head.branches.get(logged.transaction.branch)
@@ -428,6 +436,12 @@ class _Past:
             for number, pin in _moves(logged.transaction.changes):
                 if number in mine and logged.version >= floors[number]:
                     found.setdefault(number, {})[pin.path] = pin.snapshots
+        if mine and seen > lowest:
+            raise Refused(
+                ErrorKind.HISTORY_GAP,
+                f"version {seen - 1} of the warehouse is missing though it stays; what it needs is not "
+                "known, so nothing goes: restore the object from a backup",
+            )
         return found
 
 

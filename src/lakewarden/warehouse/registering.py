@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 
-from lakewarden.errors import Conflict, ErrorKind, NotFound, Refused, StorageError
+from lakewarden.errors import Conflict, ErrorKind, NotFound, Refused
 from lakewarden.model import WAREHOUSE_MARK, Format
 from lakewarden.storage.location import Location
 from lakewarden.warehouse import forks
@@ -109,10 +108,3 @@ def letting_go(warehouse: Warehouse, view: View, name: Name) -> tuple[Table, Cha
         raise Refused(ErrorKind.UNSUPPORTED_FEATURE, "a table is let go on main")
     pin = view.pins.get(table.id)
     return table, Change(Operation.DROP, table.id, before=pin, external=True)
-
-
-def unmark(warehouse: Warehouse, table: Table) -> None:
-    """Take away the word that the table is not to be cleaned on its own."""
-    mark = Location.parse(table.location).child(WAREHOUSE_MARK)
-    with suppress(StorageError):
-        warehouse.opener(mark).delete([mark.key])

@@ -116,7 +116,9 @@ class Changes:
                 yield Change(Operation.CREATE, table.id, after=pin, name=table.name, made=table)
         for number, pin in self._lance.pins.items():
             if number not in self._lance.made:
-                does = lance.meaning(self._lance.does[number][-1])
+                steps = [lance.meaning(one) for one in self._lance.does[number]]
+                # Going back counts, whatever follows: what it went back to may be going meanwhile.
+                does = Operation.RESTORE if Operation.RESTORE in steps else steps[-1]
                 yield Change(does, number, self._lance.base.pins.get(number), pin)
 
     def abort(self) -> None:

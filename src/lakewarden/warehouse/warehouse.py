@@ -474,7 +474,13 @@ class Warehouse:
             raise Refused(ErrorKind.USAGE, "main cannot be deleted")
         if name not in head.manifest.branches:
             raise NotFound(f"there is no branch {name}")
-        children = [one for one, own in head.manifest.branches.items() if own.parent == name]
+        made = head.manifest.branches[name].made
+        children = [
+            one
+            for one, own in head.manifest.branches.items()
+            # It may have begun on an earlier branch of that name.
+            if own.parent == name and own.base >= made
+        ]
         if children:
             raise Refused(
                 ErrorKind.CONFLICT,
@@ -541,6 +547,15 @@ class Warehouse:
         place = Location.parse(table.location).child(WAREHOUSE_MARK)
         told = {"warehouse": self.location.uri, "table": table.id}
         self.opener(place).put(place.key, json.dumps(told).encode())
+
+    def unmark(self, table: Table) -> None:
+        """Take that word away, if it is ours: another warehouse may have the table by now."""
+        place = Location.parse(table.location).child(WAREHOUSE_MARK)
+        store = self.opener(place)
+        with suppress(StorageError, ValueError, AttributeError):
+            told = json.loads(store.get(place.key))
+            if (told.get("warehouse"), told.get("table")) == (self.location.uri, table.id):
+                store.delete([place.key])
 
     def check_apart(self, place: Location, manifest: Manifest) -> None:
         """Raise if a place overlaps with that of another table, or with the log."""
@@ -680,6 +695,13 @@ class Warehouse:
         if is_there and (now == then or then is None):
             return None
         last = now if is_there else self._pin_at_drop(table, view)
+        if last is None and then is not None:
+            name = ".".join(table.name)
+            raise NotFound(
+                f"the last version of {name} on branch {view.branch} is not known any more, so nothing "
+                "can follow it",
+                ErrorKind.RECLAIMED,
+            )
         after = then
         if then is not None and last is not None and last != then:
             after = self._known(table).restore(table, last, then)
@@ -690,9 +712,10 @@ class Warehouse:
 
     def _pin_at_drop(self, table: Table, view: View) -> Pin | None:
         """Return the last version of a table that was dropped."""
-        if table.last is not None and view.branch == MAIN:
+        at_home = view.branch in (MAIN, table.branch)
+        if table.last is not None and at_home:
             return table.last
-        if table.dropped is not None:
+        if table.dropped is not None and at_home:
             return self.pins_of(self.log.at(table.dropped - 1), view.branch).get(table.id)
         # Dropped on a branch, of which only the log knows.
         for logged in self.history():
