@@ -107,7 +107,7 @@ class Table:
     purged: bool = False
     #: What it was at versions of the warehouse below this one may be gone, if no ref holds them.
     floor: int = 0
-    #: It was there before it was registered, or was let go: its files are never deleted.
+    #: It was there before it was registered, or was let go: not in the warehouse, its files stay.
     external: bool = False
 
 

@@ -1,7 +1,7 @@
 """Lance tables that are there already, and those that a warehouse lets go.
 
 The files of a table that was registered, or that was let go, are not the warehouse's: the record says
-`external`, and cleanup leaves its place alone for ever.
+`external`: it is cleaned while it is in the warehouse, and its files stay when it is not.
 """
 
 from __future__ import annotations
