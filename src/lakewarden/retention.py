@@ -238,7 +238,7 @@ def _check_heads(history: History, pins: Pins, now: datetime) -> None:
             )
         if found < head:
             raise Refused(
-                ErrorKind.DRIFT,
+                ErrorKind.CONFLICT,
                 f"version {head}{where} is committed and not public yet; nothing goes: read the table "
                 "once, or run with --confirm, which publishes it",
             )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import lance
 import pytest
+from hypothesis import settings
 
 import lakewarden
 from lakewarden.testing.processes import Acknowledged, copy_tree, started, writer
@@ -124,9 +125,11 @@ def test_a_cleanup_killed_at_any_moment_is_finished_by_the_next(
     expected = names_and_bytes(undisturbed)
     seed = random.randrange(10**6)
     chance = random.Random(seed)
-    killed = []
+    killed: dict[int, Path] = {}
     files = sum(1 for _ in original.rglob("*"))
-    for number in range(3):
+    # While data files go, without its workers, while manifests go; one of these by default.
+    nightly = settings.get_current_profile_name() == "nightly"
+    for number in range(3) if nightly else [chance.randrange(3)]:
         table = copy_tree(original, tmp_path / f"killed-{number}.lance")
         arguments = ("cleanup", table, "--keep", 3, "--on-tagged", "keep", "--confirm")
         with started(*arguments, "--rate-limit", 60) as run:
@@ -142,14 +145,16 @@ def test_a_cleanup_killed_at_any_moment_is_finished_by_the_next(
                 run.kill()
         assert names_and_bytes(table) != expected, f"seed {seed}: it had finished already"
         assert [seen(table, version) for version in kept] == reads, f"seed {seed}, round {number}"
-        killed.append(table)
-    assert len(versions_of(killed[2])) < len(versions_of(original)), "manifests had begun to go"
-    assert len(contents(killed[0])) < len(contents(original)), "it was at work"
+        killed[number] = table
+    if 2 in killed:
+        assert len(versions_of(killed[2])) < len(versions_of(original)), "manifests were going"
+    if 0 in killed:
+        assert len(contents(killed[0])) < len(contents(original)), "it was at work"
 
-    targets = [str(place) for place in killed]
+    targets = [str(place) for place in killed.values()]
     _, receipt = clean(targets, keep=3, on_tagged="keep")
-    assert [table.error for table in receipt.tables] == [None] * 3
-    for table in killed:
+    assert [table.error for table in receipt.tables] == [None] * len(killed)
+    for table in killed.values():
         assert names_and_bytes(table) == expected, f"seed {seed}: {table.name}"
         assert [seen(table, version) for version in kept] == reads
     plan = lakewarden.plan_cleanup(spark, targets, keep=3, on_tagged="keep", min_age="0s", tasks=4)
