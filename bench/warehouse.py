@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,12 @@ def write(place: Path, kind: str, table: int, seconds: float) -> None:
 
         backoff.SlotBackoff.after = lambda _self, _seconds: 0.0  # type: ignore[method-assign]
     append = appender(place, kind, table)
-    append()
+    warm = False
+    while not warm:
+        # All of them warm up at once, and some are outrun.
+        with suppress(Exception):
+            append()
+            warm = True
     print("ready", flush=True)
     sys.stdin.readline()
     spent, failed = [], 0
