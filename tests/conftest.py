@@ -38,7 +38,8 @@ def spark() -> Iterator[SparkSession]:
     """The session the command line would start, shared by all tests of a process."""
     from lakewarden.cli.session import Engine, start
 
-    session = start(Engine())
+    # Tables here are small: writing and compiling Java for each query takes longer than the query.
+    session = start(Engine(conf={"spark.sql.codegen.wholeStage": "false"}))
     yield session
     session.stop()
 

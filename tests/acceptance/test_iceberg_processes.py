@@ -167,18 +167,14 @@ def test_a_writer_in_bursts_loses_nothing_to_cleanup_in_a_loop(tmp_path: Path) -
     assert not records(tmp_path)
 
 
-def test_three_cleanups_at_once(tmp_path: Path) -> None:
+def test_two_cleanups_at_once(tmp_path: Path) -> None:
     rich_table(tmp_path)
     home = environ(tmp_path)
     with opened(tmp_path) as table:
         before, reach = oracle.fingerprints(table), oracle.reachable(table)
     words = ("cleanup", T, "--keep", 3, "--older-than", "0s", "--confirm", "--json")
-    with (
-        started(*words, environ=home) as one,
-        started(*words, environ=home) as two,
-        started(*words, environ=home) as three,
-    ):
-        answers = [run.result() for run in (one, two, three)]
+    with started(*words, environ=home) as one, started(*words, environ=home) as two:
+        answers = [run.result() for run in (one, two)]
     for code, stdout, stderr in answers:
         assert code in (0, 4), stdout + stderr
     assert any(code == 0 for code, _, _ in answers)

@@ -631,7 +631,11 @@ def test_what_is_due_is_cleaned(spark: SparkSession, root: Path) -> None:
     assert done.code == Exit.DONE, done
     assert not list(marks.iterdir())
     assert newest(root) == before + 5
-    assert [row["table_key"] for row in done.document["tables"]] == ["db.t", "__manifest"]
+    assert [row["table_key"] for row in done.document["tables"]] == [
+        "db.facts",
+        "db.t",
+        "__manifest",
+    ]
 
 
 @pytest.mark.parametrize(

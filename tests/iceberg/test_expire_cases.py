@@ -1787,7 +1787,9 @@ def test_a_rest_catalog(rest: Lab) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("position", "version"), [(0, 3), (1, 2)])
+@pytest.mark.parametrize(
+    ("position", "version"), [pytest.param(0, 3, marks=pytest.mark.nightly), (1, 2)]
+)
 def test_a_tag_made_during_the_commit_of_a_service_is_put_back(
     rest: Lab, position: int, version: int
 ) -> None:
@@ -1850,6 +1852,7 @@ def _spark_steps(name: str, version: int) -> list[iceberg_spark.Step]:
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_tables_that_spark_wrote(single: Lab) -> None:
     steps: list[iceberg_spark.Step] = ["CREATE NAMESPACE IF NOT EXISTS db"]

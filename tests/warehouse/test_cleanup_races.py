@@ -102,7 +102,12 @@ def native_restore(warehouse: Warehouse, version: int) -> None:
     ).restore()
 
 
-LOOKING_BACK = (tag, branch, restore, restore_iceberg, undrop, native_restore)
+LOOKING_BACK = (
+    tag,
+    native_restore,
+    undrop,
+    *(pytest.param(one, marks=pytest.mark.nightly) for one in (branch, restore, restore_iceberg)),
+)
 Act = Callable[[Warehouse, int], None]
 
 
@@ -183,6 +188,7 @@ def test_who_looked_at_a_tag_that_is_deleted_and_cleaned_meanwhile_is_refused(
     lab.expected.check(lab.lake.again())
 
 
+@pytest.mark.nightly
 def test_who_tags_a_branch_that_is_deleted_and_cleaned_meanwhile_is_refused(lab: Lab) -> None:
     warehouse = lab.lake.again()
     warehouse.set_properties({"lakewarden.undrop-for": "7d"})

@@ -263,6 +263,7 @@ def test_an_older_version_of_a_branch_is_read(lake: Warehouse, dev: Namespace) -
         append()
 
 
+@pytest.mark.nightly
 def test_who_may_not_fork_can_read(lake: Warehouse, dev: Namespace) -> None:
     (place(lake) / "tree").write_text("in the way")
     assert sorted(seen(dev)) == [1, 2, 3]
