@@ -167,6 +167,7 @@ def test_a_writer_in_bursts_loses_nothing_to_cleanup_in_a_loop(tmp_path: Path) -
     assert not records(tmp_path)
 
 
+@pytest.mark.nightly
 def test_two_cleanups_at_once(tmp_path: Path) -> None:
     rich_table(tmp_path)
     home = environ(tmp_path)

@@ -33,6 +33,7 @@ def seen(table: Path, version: int) -> Acknowledged:
     return Acknowledged(version, len(ids), sum(ids))
 
 
+@pytest.mark.nightly
 def test_a_writer_without_pause_loses_nothing_to_cleanup_in_a_loop(
     spark: SparkSession, clean: Clean, tmp_path: Path
 ) -> None:

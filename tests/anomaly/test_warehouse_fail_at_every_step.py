@@ -32,7 +32,7 @@ pytestmark = pytest.mark.spark
 NIGHTLY = settings.get_current_profile_name() == "nightly"
 #: Every so many faults are followed by a rerun.
 RERUNS = 1 if NIGHTLY else 16
-STEP = 1 if NIGHTLY else 3
+STEP = 1 if NIGHTLY else 4
 
 
 def build(lake: Lake) -> int:
@@ -127,7 +127,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Lab:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_nothing_is_lost_whatever_call_fails(lab: Lab, when: When) -> None:
     assert lab.calls > 20
-    # By default one call of three; the nightly profile fails each.
+    # By default one call of four; the nightly profile fails each.
     for number in range(1 + (when == "after") * (STEP // 2), lab.calls + 1, STEP):
         lab.reset()
         faulty = lab.faulty(number, when)

@@ -52,6 +52,7 @@ def test_number_of_spark_jobs_does_not_depend_on_the_number_of_tables(
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.s3
 def test_a_long_listing_is_cut_into_ranges_and_loses_nothing(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -439,12 +439,12 @@ def test_writers_that_slept_through_a_cleanup_lose_nothing() -> None:
 def test_cleanup_takes_nothing_that_tags_and_branches_hold() -> None:
     done: Counter[Operation] = Counter()
     gone = 0
-    for lake in runs(SEEDS // 5, faults=0.01, writers=1, keepers=2, reclaimers=1):
+    for lake in runs(SEEDS // 10, faults=0.01, writers=1, keepers=2, reclaimers=1):
         done += lake.done
         there = set(StoreHandler(lake.memory, f"{PREFIX}/_versions").versions())
         gone += len(set(lake.past) - there)
-    assert done[Operation.RECLAIM] > SEEDS / 50, done
-    assert gone > SEEDS / 50, "versions did go"
+    assert done[Operation.RECLAIM] > SEEDS / 100, done
+    assert gone, "versions did go"
 
 
 def test_who_looks_for_the_next_version_by_name_finds_the_newest(

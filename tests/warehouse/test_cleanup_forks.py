@@ -11,8 +11,9 @@ from pyspark.sql import SparkSession
 from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused, UsageError
 from lakewarden.maintenance.warehouse import LOG_AGE, Request
 from lakewarden.warehouse.lance import Namespace
-from lakewarden.warehouse.reclaiming import Rules
+from lakewarden.warehouse.reclaiming import Rules, decide
 from lakewarden.warehouse.warehouse import Warehouse
+from lakewarden.world import SystemClock
 from tests.warehouse.cleaning import NOW, Cleaner, Lake, before, floor_here, new_lake
 from tests.warehouse.lakes import id_rows, write
 from tests.warehouse.survivors import survivors
@@ -219,16 +220,16 @@ def test_who_reads_a_version_that_goes_is_told_that_it_was_reclaimed(
 
 @pytest.mark.parametrize(("keep", "stay"), [(1, 3), (3, 3), (5, 5), (10**6, 13)])
 def test_at_least_three_versions_stay_and_never_more_than_asked_for(
-    lake: Lake, cleaner: Cleaner, keep: int, stay: int
+    lake: Lake, keep: int, stay: int
 ) -> None:
     for number in range(3, 11):
         lake.lance("overwrite", "t", number)
     newest = lake.warehouse.refresh().version
     assert newest == 13
     rules = Rules(keep=keep, min_age=NOW)
-    plan = cleaner.plan(lake.again(), _with(rules))
-    assert plan.reclaim.floor == newest - stay + 1
-    assert bool(plan.reclaim.warnings) == (keep < 3)
+    found = decide(lake.again(), rules, SystemClock().now())
+    assert found.floor == newest - stay + 1
+    assert bool(found.warnings) == (keep < 3)
 
 
 def test_what_keeps_nothing_or_says_nothing_is_refused() -> None:

@@ -161,6 +161,7 @@ def test_a_cleanup_inside_a_cleanup_loses_nothing(lab: Lab) -> None:
     lab.expected.check(lab.lake.again())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "act", [tag, *(pytest.param(one, marks=pytest.mark.nightly) for one in (branch, restore))]
 )
