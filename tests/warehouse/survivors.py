@@ -155,11 +155,6 @@ def _iceberg_files(pin: Pin) -> Iterator[Path]:
     yield from _snapshot_files(one for one in metadata.snapshots if one.snapshot_id in named)
 
 
-def all_snapshots(pin: Pin) -> set[Path]:
-    """Return the files of every snapshot that an Iceberg table's metadata lists."""
-    return {*_snapshot_files(StaticTable.from_metadata(pin.path).metadata.snapshots)}
-
-
 def _snapshot_files(snapshots: Iterable[Snapshot]) -> Iterator[Path]:
     for snapshot in snapshots:
         yield path_of(snapshot.manifest_list)

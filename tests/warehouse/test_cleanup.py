@@ -26,7 +26,6 @@ from tests.warehouse.lakes import VERSIONS, Tampered, id_rows, reopen, write
 from tests.warehouse.survivors import (
     Survivors,
     age,
-    all_snapshots,
     content,
     everything,
     files_of,
@@ -211,13 +210,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Zoo:
     tables = {one.name[-1]: one for one in manifest.tables.values()}
     expected = survivors(warehouse, floor)
     first = Pin(1, "")
-    dev = warehouse.read(branch="dev").pins
-    more = {
-        # Tables have tags, clones and branches of their own.
-        **{name: {*files_of(tables[name], first)} for name in ("l_native", "l_base")},
-        # Whoever writes on there, writes on this metadata.
-        "i_fork": all_snapshots(dev[tables["i_fork"].id]),
-    }
+    # Tables have tags, clones and branches of their own.
+    more = {name: {*files_of(tables[name], first)} for name in ("l_native", "l_base")}
     # Of what nothing names not even the young stays: the worst that can happen.
     age(lake.root, 30)
     there = everything(lake.root)

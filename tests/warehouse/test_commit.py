@@ -526,7 +526,9 @@ def crowd(store: Haunted, clock: FakeClock, seconds: Iterator[float]) -> list[in
         if action == "claim":
             store.before = lambda action, key: None
             clock.time += next(seconds)
-            taken.append(commit(rival, ref(Operation.TAG, f"t{len(taken)}")).version)
+            head = rival.head()
+            after = head.manifest.pins()["a"].version + 1
+            taken.append(commit(rival, append("a", after), base=head).version)
             store.before = outrun
 
     store.before = outrun
@@ -538,10 +540,33 @@ def test_after_so_many_tries_it_is_given_up(store: Haunted, clock: FakeClock) ->
     base = grow(log, 3)
     taken = crowd(store, clock, iter([0.0] * 99))
     with pytest.raises(Conflict, match="outrun by others 3 times") as error:
-        commit(log, append("a", 4), base=base)
+        commit(log, append("a", 4), base=base, rebase=moved)
     assert error.value.kind is ErrorKind.CONFLICT
     assert (taken, log.retries) == ([4, 5, 6], 3)
-    assert log.head().manifest.pins() == {"a": pin(3)}
+    assert log.head().manifest.pins() == {"a": pin(6)}
+
+
+def test_others_with_other_tables_are_just_in_the_way_for_a_moment(
+    store: Haunted, clock: FakeClock
+) -> None:
+    """However many of them are faster, the waits do not add up, and nobody gives up so soon."""
+    dice = Dice()
+    log = open_log(store, clock, dice, limits=Limits(tries=3, seconds=1e9))
+    base = grow(log, 3)
+    rival = open_log(store, clock)
+    left = 20
+
+    def outrun(action: str, key: str) -> None:
+        nonlocal left
+        if action == "claim" and left:
+            left -= 1
+            store.before = lambda action, key: None
+            commit(rival, ref(Operation.TAG, f"t{left}"))
+            store.before = outrun
+
+    store.before = outrun
+    assert commit(log, append("a", 4), base=base).version == 24
+    assert set(dice.asked) == {4}
 
 
 def test_after_so_much_time_it_is_given_up(store: Haunted, clock: FakeClock) -> None:
@@ -549,7 +574,7 @@ def test_after_so_much_time_it_is_given_up(store: Haunted, clock: FakeClock) -> 
     base = grow(log, 3)
     taken = crowd(store, clock, iter([10.0] * 99))
     with pytest.raises(Conflict, match="25 seconds"):
-        commit(log, append("a", 4), base=base)
+        commit(log, append("a", 4), base=base, rebase=moved)
     assert taken == [4, 5, 6]
 
 
@@ -560,7 +585,7 @@ def test_waits_are_slots_of_the_length_of_the_first_try(store: Haunted, clock: F
     clock.slept.clear()
     crowd(store, clock, iter([0.5, 3.0, 0.1, 7.0]))
     with pytest.raises(Conflict):
-        commit(log, append("a", 4), base=base)
+        commit(log, append("a", 4), base=base, rebase=moved)
     unit = 1.1 * 0.5
     assert dice.asked[:3] == [4, 8, 16]
     assert clock.slept[:3] == pytest.approx([3 * unit, 7 * unit, 15 * unit])
@@ -591,10 +616,8 @@ def test_each_commit_measures_anew(store: Haunted, clock: FakeClock) -> None:
         clock.slept.clear()
         crowd(store, clock, iter([seconds] * 9))
         with pytest.raises(Conflict):
-            commit(log, append("a", 4), base=base)
+            commit(log, append("a", base.manifest.pins()["a"].version + 1), base=base, rebase=moved)
         store.before = lambda action, key: None
-        for tag in log.head().manifest.tags:
-            commit(log, ref(Operation.UNTAG, tag))
         assert dice.asked[0] == 4
         assert clock.slept[0] == pytest.approx(3 * 1.1 * seconds)
 

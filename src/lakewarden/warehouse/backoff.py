@@ -24,6 +24,12 @@ class SlotBackoff:
     _unit: float = _UNIT_SECONDS
     _failed: int = field(default=0)
 
+    def beside(self, seconds: float) -> float:
+        """Return how long to wait after a try that only had its place taken: it does not add up."""
+        if self._failed == 0:
+            self._unit = seconds * _MARGIN
+        return self.chance.below(_FIRST_SLOTS) * self._unit
+
     def after(self, seconds: float) -> float:
         """Return how long to wait after a try that took `seconds` and failed.
 

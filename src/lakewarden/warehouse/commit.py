@@ -223,7 +223,8 @@ class Log:
         self._announce(transaction)
         backoff = SlotBackoff(self.chance)
         started = self.clock.elapsed()
-        for attempt in range(1, self.limits.tries + 1):
+        failed = 0
+        while True:
             began = self.clock.elapsed()
             outdated = _outdated(base.manifest, transaction)
             if outdated is not None and self.handler.head() <= base.version:
@@ -235,13 +236,16 @@ class Log:
             done = self._earlier(head.manifest, transaction)
             if done is not None:
                 return done
-            transaction = self._rebased(base, transaction, entry, head, rebase)
+            moved, transaction = self._rebased(base, transaction, entry, head, rebase)
             base = head
             self.retries += 1
+            failed += moved
             now = self.clock.elapsed()
-            if now - started > self.limits.seconds or attempt == self.limits.tries:
+            if now - started > self.limits.seconds or failed == self.limits.tries:
                 break
-            self.clock.sleep(backoff.after(now - began))
+            # Others who were faster with other tables are just in the way for a moment.
+            spent = now - began
+            self.clock.sleep(backoff.after(spent) if moved else backoff.beside(spent))
         raise Conflict(
             ErrorKind.CONFLICT,
             f"{transaction} was outrun by others {self.limits.tries} times or for "
@@ -344,8 +348,8 @@ class Log:
 
     def _rebased(
         self, base: Head, transaction: Transaction, entry: Entry, head: Head, rebase: Rebase
-    ) -> Transaction:
-        """Put the transaction on top of the newest version, or raise."""
+    ) -> tuple[bool, Transaction]:
+        """Put the transaction on top of the newest version, or raise; tell if it had to change."""
         since = self.since(base.version, entry)
         names = {number: table.name for number, table in base.manifest.tables.items()}
         moved = conflicts.check(transaction, since, names)
@@ -353,7 +357,8 @@ class Log:
             rebase(change, head.manifest) if change.table in moved else change
             for change in transaction.changes
         ]
-        return replace(transaction, changes=tuple(changes), read_version=head.version)
+        again = replace(transaction, changes=tuple(changes), read_version=head.version)
+        return bool(moved), again
 
     def _with_checkpoint(self, base: Head) -> Head:
         """Leave a checkpoint of `base` if the way from the last one has become long.
