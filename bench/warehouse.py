@@ -87,7 +87,8 @@ def write(place: Path, kind: str, table: int, seconds: float) -> None:
     if kind.endswith("no backoff"):
         from lakewarden.warehouse import backoff  # noqa: PLC0415
 
-        backoff.SlotBackoff.after = lambda _self, _seconds: 0.0  # type: ignore[method-assign]
+        for wait in ("after", "beside"):
+            setattr(backoff.SlotBackoff, wait, lambda _self, _seconds: 0.0)
     append = appender(place, kind, table)
     warm = False
     while not warm:

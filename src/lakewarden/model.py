@@ -10,9 +10,11 @@ from enum import StrEnum
 from lakewarden.errors import ErrorKind, UsageError
 
 MAIN = "main"
+#: The directory in which we leave word beside the files of a table, or of its metadata.
+OURS = "_lakewarden"
 #: An object in a table's directory that says which warehouse it belongs to: only the log of that
 #: one knows which versions are needed.
-WAREHOUSE_MARK = "_lakewarden/warehouse.json"
+WAREHOUSE_MARK = f"{OURS}/warehouse.json"
 
 
 class Format(StrEnum):

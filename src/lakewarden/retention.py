@@ -15,6 +15,8 @@ from lakewarden.errors import Damaged, ErrorKind, Refused, UsageError
 from lakewarden.model import MAIN, age_is_known, format_duration
 
 VERSION_MAX = 2**63 - 1
+#: A writer may still be building on a version this young.
+MIN_AGE = timedelta(hours=1)
 
 
 class OnTagged(StrEnum):
@@ -22,6 +24,27 @@ class OnTagged(StrEnum):
 
     ERROR = "error"
     KEEP = "keep"
+
+
+def check_some(*rules: object, or_else: str = "") -> None:
+    """Refuse to remove anything if no rule says what may go."""
+    if all(rule is None for rule in rules):
+        raise UsageError(
+            ErrorKind.EMPTY_POLICY,
+            "no rule says which versions may go; give at least one of --keep N, "
+            f"--older-than 14d, --before-version N{or_else}",
+        )
+
+
+def check_rules(keep: int | None, before_version: int | None, *spans: timedelta | None) -> None:
+    """Refuse numbers that are no versions, and ages that are none."""
+    for option, number in (("--keep", keep), ("--before-version", before_version)):
+        if number is not None and not 1 <= number <= VERSION_MAX:
+            raise UsageError(
+                ErrorKind.USAGE, f"{option} is {number}; it must be between 1 and 2^63-1"
+            )
+    if any(span is not None and span < timedelta(0) for span in spans):
+        raise UsageError(ErrorKind.USAGE, "a duration cannot be negative; write 0s for none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,38 +56,22 @@ class Policy:
     before_version: int | None = None
     versions: frozenset[int] | None = None
     on_tagged: OnTagged = OnTagged.ERROR
-    #: Younger versions stay: a plain Lance writer may still be building on them.
-    min_age: timedelta = timedelta(hours=1)
+    min_age: timedelta = MIN_AGE
     #: Let detached versions go by `older_than`; otherwise they always stay.
     expire_detached: bool = False
     branch: str = MAIN
     clean_referenced_branches: bool = False
 
     def __post_init__(self) -> None:
-        rules = (self.older_than, self.keep, self.before_version, self.versions)
-        if all(rule is None for rule in rules):
-            raise UsageError(
-                ErrorKind.EMPTY_POLICY,
-                "no rule says which versions may go; give at least one of --keep N, "
-                "--older-than 14d, --before-version N, --versions 3,4",
-            )
-        for name in ("keep", "before_version"):
-            number = getattr(self, name)
-            if number is not None and not 1 <= number <= VERSION_MAX:
-                option = "--" + name.replace("_", "-")
-                raise UsageError(
-                    ErrorKind.USAGE, f"{option} is {number}; it must be between 1 and 2^63-1"
-                )
+        if self.versions is None:
+            check_some(self.older_than, self.keep, self.before_version, or_else=", --versions 3,4")
+        check_rules(self.keep, self.before_version, self.older_than, self.min_age)
         if self.versions is not None and (
             not self.versions or not all(1 <= number <= VERSION_MAX for number in self.versions)
         ):
             raise UsageError(
                 ErrorKind.USAGE, "--versions needs one or more version numbers from 1 to 2^63-1"
             )
-        if any(
-            span is not None and span < timedelta(0) for span in (self.older_than, self.min_age)
-        ):
-            raise UsageError(ErrorKind.USAGE, "a duration cannot be negative; write 0s for none")
 
     def describe(self) -> str:
         """Say the policy in words, as the plan prints it."""

@@ -7,7 +7,6 @@ makes one after each.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,12 +19,11 @@ from pyspark.sql import SparkSession
 from lakewarden.errors import LakewardenError
 from lakewarden.maintenance import warehouse as maintenance
 from lakewarden.maintenance.removal import Receipt
-from lakewarden.maintenance.warehouse import WarehousePlan
 from lakewarden.storage.opening import Opener
 from lakewarden.testing.faults import FaultyOpener, When
-from tests.warehouse.cleaning import Cleaner, Lake, before, floor_here, new_lake
+from tests.warehouse.cleaning import Cleaner, Lab, Lake, before, floor_here, laboratory, new_lake
 from tests.warehouse.lakes import id_rows, reopen
-from tests.warehouse.survivors import Survivors, everything, survivors
+from tests.warehouse.survivors import everything
 
 pytestmark = pytest.mark.spark
 
@@ -62,37 +60,30 @@ def build(lake: Lake) -> int:
 
 
 @dataclass
-class Lab:
-    """A warehouse that can be put back, a plan for it, and what an undisturbed run makes of it."""
+class Faults:
+    """A laboratory whose store fails, and what an undisturbed run makes of the warehouse."""
 
-    lake: Lake
-    master: Path
-    cleaner: Cleaner
-    floor: int
-    plan: WarehousePlan
-    expected: Survivors
+    lab: Lab
     counter: Path
     calls: int = 0
     ended: set[str] = field(default_factory=set)
 
     def reset(self) -> None:
-        # At the same place: the metadata says where its files are.
-        shutil.rmtree(self.lake.root)
-        shutil.copytree(self.master, self.lake.root)
+        self.lab.reset()
         self.counter.unlink(missing_ok=True)
 
     def execute(self, opener: Callable[..., Any]) -> Receipt:
-        found = reopen(self.lake.root, opener=opener)
-        plan = replace(self.plan, warehouse=found)
-        return maintenance.execute(plan, self.cleaner.reading(opener))
+        found = reopen(self.lab.lake.root, opener=opener)
+        plan = replace(self.lab.plan, warehouse=found)
+        return maintenance.execute(plan, self.lab.cleaner.reading(opener))
 
     def faulty(self, number: int, when: When) -> FaultyOpener:
         return FaultyOpener(Opener({}), number, when, str(self.counter))
 
     def rerun(self) -> None:
         """Finish what was begun: purged tables are forgotten by a run of their own."""
-        self.cleaner.run(self.lake.again(), before(self.floor))
-        self.expected.check(self.lake.again())
+        self.lab.cleaner.run(self.lab.lake.again(), before(self.lab.floor))
+        self.lab.expected.check(self.lab.lake.again())
         # What a run that failed had written and not committed is too young to be told from a writer's.
         assert self.kept() >= self.ended
         assert {one for one in self.kept() - self.ended if not self.is_young(one)} == set()
@@ -102,44 +93,41 @@ class Lab:
 
     def kept(self) -> set[str]:
         """Return what is there of the tables, but for metadata files and refs: the rest must agree."""
-        found = everything(self.lake.root / "tables")
+        found = everything(self.lab.lake.root / "tables")
         skipped = (".metadata.json", "latest_version_hint.json", "warehouse.json")
         return {path for path in found if not path.endswith(skipped)}
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Lab:
+def faults(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Faults:
     root = tmp_path_factory.mktemp("faults")
     lake = new_lake(root / "lake")
     floor = build(lake)
-    expected = survivors(lake.warehouse, floor)
-    shutil.copytree(lake.root, root / "master")
-    cleaner = Cleaner(spark)
-    plan = cleaner.plan(lake.again(), before(floor))
-    found = Lab(lake, root / "master", cleaner, floor, plan, expected, root / "counter")
+    made = laboratory(lake, root / "master", Cleaner(spark), floor)
+    found = Faults(made, root / "counter")
     counting = found.faulty(0, "before")
     assert found.execute(counting).failed == []
-    expected.check(lake.again())
+    made.expected.check(lake.again())
     found.calls, found.ended = counting.plan.calls(), found.kept()
     return found
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_nothing_is_lost_whatever_call_fails(lab: Lab, when: When) -> None:
-    assert lab.calls > 20
+def test_nothing_is_lost_whatever_call_fails(faults: Faults, when: When) -> None:
+    assert faults.calls > 20
     # By default one call of four; the nightly profile fails each.
-    for number in range(1 + (when == "after") * (STEP // 2), lab.calls + 1, STEP):
-        lab.reset()
-        faulty = lab.faulty(number, when)
+    for number in range(1 + (when == "after") * (STEP // 2), faults.calls + 1, STEP):
+        faults.reset()
+        faulty = faults.faulty(number, when)
         trouble: object = "nothing was raised"
         try:
-            trouble = [one.error for one in lab.execute(faulty).failed]
+            trouble = [one.error for one in faults.execute(faulty).failed]
         except LakewardenError as error:
             trouble = error
         try:
-            lab.expected.check(lab.lake.again(), finished=False)
+            faults.lab.expected.check(faults.lab.lake.again(), finished=False)
             if number % RERUNS < STEP:
-                lab.rerun()
+                faults.rerun()
         except Exception as error:
             error.add_note(f"call {number}, {when}: {trouble}")
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -25,7 +26,7 @@ from lakewarden.warehouse.reclaiming import Rules
 from lakewarden.warehouse.warehouse import Warehouse
 from lakewarden.world import SystemClock
 from tests.warehouse.lakes import IDS, catalog, id_rows, make, on_branch, reopen, write
-from tests.warehouse.survivors import path_of
+from tests.warehouse.survivors import Survivors, path_of, survivors
 
 #: Lets versions and tables of a moment ago go.
 NOW = timedelta(0)
@@ -123,6 +124,35 @@ class Lake:
 
     def again(self) -> Warehouse:
         return reopen(self.root)
+
+
+@dataclass
+class Lab:
+    """A warehouse that can be put back, a plan to clean it, and what must be left."""
+
+    lake: Lake
+    master: Path
+    cleaner: Cleaner
+    floor: int
+    plan: WarehousePlan
+    expected: Survivors
+
+    def reset(self) -> None:
+        # At the same place: Iceberg's metadata says where its files are.
+        shutil.rmtree(self.lake.root)
+        shutil.copytree(self.master, self.lake.root)
+
+    def clean(self) -> None:
+        self.cleaner.execute(self.plan, self.lake.again())
+
+
+def laboratory(lake: Lake, master: Path, cleaner: Cleaner, floor: int) -> Lab:
+    """Keep a copy of a warehouse, and plan to clean it up to a floor."""
+    expected = survivors(lake.warehouse, floor)
+    plan = cleaner.plan(lake.again(), before(floor))
+    assert {one.table_key: one.error for one in plan.tables.tables if one.error} == {}
+    shutil.copytree(lake.root, master)
+    return Lab(lake, master, cleaner, floor, plan, expected)
 
 
 def new_lake(root: Path, **options: Any) -> Lake:

@@ -216,6 +216,19 @@ def make(root: Path, **options: Any) -> Warehouse:
     return with_formats(Warehouse.init(str(root), **options))
 
 
+def filled(root: Path, *more: Name, **options: Any) -> Warehouse:
+    """Make a warehouse with Lance table db.t and others with id 1, and Iceberg table db.facts with 10."""
+    warehouse = make(root, **options)
+    for name in (T, *more):
+        write(Namespace(warehouse), "create", 1, name=name)
+    first = catalog(root)
+    first.create_namespace_if_not_exists("db")
+    first.create_table("db.facts", IDS, properties={"commit.retry.num-retries": "0"})
+    first.load_table("db.facts").append(id_rows(10))
+    warehouse.refresh()
+    return warehouse
+
+
 def reopen(root: Path | str, **options: Any) -> Warehouse:
     """Open a warehouse as another process would: nothing is remembered."""
     return with_formats(Warehouse.open(str(root), **options))

@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import lance
 import pytest
 from pyspark.sql import SparkSession
 
 from lakewarden.errors import Conflict, ErrorKind, LakewardenError
-from lakewarden.maintenance.warehouse import Request, WarehousePlan
+from lakewarden.maintenance.warehouse import Request
 from lakewarden.warehouse.lance import Namespace
 from lakewarden.warehouse.reclaiming import Rules
 from lakewarden.warehouse.warehouse import Warehouse
-from tests.warehouse.cleaning import NOW, Cleaner, Lake, before, floor_here, new_lake
+from tests.warehouse.cleaning import NOW, Cleaner, Lab, before, floor_here, laboratory, new_lake
 from tests.warehouse.lakes import VERSIONS, Tampered, id_rows, reopen
-from tests.warehouse.survivors import Survivors, everything, survivors
+from tests.warehouse.survivors import everything, survivors
 
 pytestmark = pytest.mark.spark
-
-
-@dataclass
-class Lab:
-    """A warehouse that can be put back, and a plan to clean it."""
-
-    lake: Lake
-    master: Path
-    cleaner: Cleaner
-    floor: int
-    plan: WarehousePlan
-    expected: Survivors
-
-    def reset(self) -> None:
-        # At the same place: Iceberg's metadata says where its files are.
-        shutil.rmtree(self.lake.root)
-        shutil.copytree(self.master, self.lake.root)
-
-    def clean(self) -> None:
-        self.cleaner.execute(self.plan, self.lake.again())
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Lab:
     for number in (4, 5):
         lake.lance("overwrite", "l", number)
         lake.iceberg("i").overwrite(id_rows(number))
-    expected = survivors(lake.warehouse, floor)
-    cleaner = Cleaner(spark)
-    plan = cleaner.plan(lake.again(), before(floor))
-    assert {one.table_key: one.error for one in plan.tables.tables if one.error} == {}
-    shutil.copytree(lake.root, root / "master")
-    return Lab(lake, root / "master", cleaner, floor, plan, expected)
+    return laboratory(lake, root / "master", Cleaner(spark), floor)
 
 
 @pytest.fixture

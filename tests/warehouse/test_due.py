@@ -14,8 +14,8 @@ import pytest
 import lakewarden
 from lakewarden.errors import ErrorKind, Refused, StorageError
 from lakewarden.testing.faults import When
+from lakewarden.warehouse.due import INTERVAL, OLDER_THAN, RETAIN
 from lakewarden.warehouse.lance import Namespace
-from lakewarden.warehouse.upkeep import INTERVAL, OLDER_THAN, RETAIN
 from lakewarden.warehouse.warehouse import Warehouse
 from lakewarden.world import SystemClock
 from tests.warehouse.lakes import Tampered

@@ -32,7 +32,6 @@ from lakewarden.warehouse.manifest import Change, Manifest
 from lakewarden.warehouse.transaction import Changes, run, transaction
 from lakewarden.warehouse.warehouse import Warehouse
 from tests.warehouse.lakes import (
-    IDS,
     MEMORY,
     VERSIONS,
     Hasty,
@@ -41,12 +40,12 @@ from tests.warehouse.lakes import (
     catalog,
     dataset,
     declared,
+    filled,
     iceberg_ids,
     id_rows,
     is_open,
     keys,
     lance_ids,
-    make,
     moved,
     opened,
     reopen,
@@ -68,19 +67,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def lake(root: Path) -> Warehouse:
     """Lance tables db.t and db.u with id 1, Iceberg table db.facts with id 10."""
-    return filled(root)
-
-
-def filled(root: Path) -> Warehouse:
-    warehouse = make(root)
-    write(Namespace(warehouse), "create", 1)
-    write(Namespace(warehouse), "create", 1, name=U)
-    first = catalog(root)
-    first.create_namespace_if_not_exists("db")
-    first.create_table("db.facts", IDS, properties={"commit.retry.num-retries": "0"})
-    first.load_table("db.facts").append(id_rows(10))
-    warehouse.refresh()
-    return warehouse
+    return filled(root, U)
 
 
 def load(tx: Changes) -> None:

@@ -35,6 +35,7 @@ from tests.warehouse.lakes import (
     catalog,
     dataset,
     every_step,
+    filled,
     iceberg_ids,
     id_rows,
     is_open,
@@ -61,18 +62,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def lake(root: Path) -> Warehouse:
     """Lance table db.t with id 1, Iceberg table db.facts with id 10."""
-    return filled(root)
-
-
-def filled(root: Path) -> Warehouse:
-    warehouse = make(root, actor="anna")
-    write(Namespace(warehouse), "create", 1)
-    first = catalog(root)
-    first.create_namespace_if_not_exists("db")
-    first.create_table("db.facts", IDS, properties={"commit.retry.num-retries": "0"})
-    first.load_table("db.facts").append(id_rows(10))
-    warehouse.refresh()
-    return warehouse
+    return filled(root, actor="anna")
 
 
 def both(tx: Changes, one: int = 2, other: int = 20) -> None:
@@ -891,7 +881,7 @@ def test_work_that_cannot_succeed_or_fails_by_itself_is_not_done_again(
 def test_a_transaction_may_fail_anywhere(tmp_path: Path) -> None:
     """And is then done whole, or not at all; a rerun of the request ends in the same state."""
     place, saved = tmp_path / "lake", tmp_path / "saved"
-    before = filled(place).known.version
+    before = filled(place, actor="anna").known.version
     shutil.copytree(place, saved)
 
     def prepare() -> Opening:

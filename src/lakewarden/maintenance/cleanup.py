@@ -20,7 +20,6 @@ from lakewarden.maintenance.fleet import Targets
 from lakewarden.maintenance.iceberg import survey_iceberg
 from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.safety import (
-    MIN_AGE,
     UNVERIFIED_AFTER,
     check_orphan_age,
     check_unverified_age,
@@ -45,11 +44,11 @@ from lakewarden.model import (
     Verdict,
     format_duration,
 )
-from lakewarden.pipeline import classification, snapshots
+from lakewarden.pipeline import classification, metadata
 from lakewarden.pipeline.frames import NOTE_REQUESTS, from_text, pin, to_millis
 from lakewarden.pipeline.history import Retention
-from lakewarden.pipeline.snapshots import Rule
-from lakewarden.retention import OnTagged, Policy
+from lakewarden.pipeline.metadata import Rule
+from lakewarden.retention import MIN_AGE, OnTagged, Policy
 from lakewarden.verdict import Margin
 
 #: Missing files that an error names.
@@ -280,7 +279,7 @@ def _strangers(
 ) -> dict[int, LakewardenError]:
     """Say of which tables the metadata that nothing names is that of another table."""
     uuids = {s.table_id: s.summary.uuid for s in found.tables if s.summary is not None}
-    rows = snapshots.strangers(judged, found.roots, uuids, reading.opening).collect()
+    rows = metadata.strangers(judged, found.roots, uuids, reading.opening).collect()
     costs.add_noted(rows, "path", "root_id")
     return {
         row.table_id: Refused(

@@ -27,7 +27,7 @@ from lakewarden.maintenance import fleet
 from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.survey import Costs, Reading, errors_in, with_credentials
 from lakewarden.model import Format
-from lakewarden.pipeline import snapshots
+from lakewarden.pipeline import metadata, snapshots
 from lakewarden.pipeline.frames import (
     NOTE_TABLE,
     Stores,
@@ -35,7 +35,7 @@ from lakewarden.pipeline.frames import (
     settle,
     to_millis,
 )
-from lakewarden.pipeline.snapshots import SNAPSHOT, Rule, Source, Summary, summary_of
+from lakewarden.pipeline.metadata import SNAPSHOT, Rule, Source, Summary, summary_of
 from lakewarden.storage.location import Location
 from lakewarden.storage.store import DeleteResult, Deletion
 from lakewarden.world import fresh_id
@@ -192,7 +192,7 @@ def _compare(
     # By the same rules and at the same moment: what differs is what has changed.
     rule = Rule(plan.expiry, to_millis(plan.made_at))
     facts, noted = settle(
-        snapshots.tables(reading.spark, sources, rule, reading.opening, tasks=reading.tasks)
+        metadata.tables(reading.spark, sources, rule, reading.opening, tasks=reading.tasks)
     )
     costs.add_noted(noted, "text", "size")
     _fail(plan, commits, errors_in(noted, "table_id", "text"))

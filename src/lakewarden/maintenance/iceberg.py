@@ -33,7 +33,7 @@ from lakewarden.maintenance.survey import (
     with_credentials,
 )
 from lakewarden.model import FileKind, Format, Guard, PrefixMismatch
-from lakewarden.pipeline import inventory, snapshots
+from lakewarden.pipeline import inventory, metadata, snapshots
 from lakewarden.pipeline.frames import (
     DECISIONS,
     NOTE_BASE,
@@ -48,7 +48,7 @@ from lakewarden.pipeline.frames import (
     settle,
 )
 from lakewarden.pipeline.listing import State, Unit, states_in
-from lakewarden.pipeline.snapshots import (
+from lakewarden.pipeline.metadata import (
     FIRST,
     SNAPSHOT,
     Rule,
@@ -174,9 +174,9 @@ def _read_metadata(
         if one.pointer is not None
     ]
     if not sources:
-        return frame(reading.spark, snapshots.FACTS, []), [*found, *others]
+        return frame(reading.spark, metadata.FACTS, []), [*found, *others]
     facts, noted = settle(
-        snapshots.tables(reading.spark, sources, rule, reading.opening, tasks=reading.tasks)
+        metadata.tables(reading.spark, sources, rule, reading.opening, tasks=reading.tasks)
     )
     costs.add_noted(noted, "text", "size")
     failed = errors_in(noted, "table_id", "text")

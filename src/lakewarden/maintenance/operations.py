@@ -28,12 +28,12 @@ from lakewarden.maintenance.cleanup import Cleanup
 from lakewarden.maintenance.fleet import IcebergTargets
 from lakewarden.maintenance.plan import Plan
 from lakewarden.maintenance.removal import Receipt
-from lakewarden.maintenance.safety import MIN_AGE, UNVERIFIED_AFTER, Breakers
+from lakewarden.maintenance.safety import UNVERIFIED_AFTER, Breakers
 from lakewarden.maintenance.survey import Reading
 from lakewarden.maintenance.warehouse import WarehousePlan
 from lakewarden.model import MAIN, Guard, PrefixMismatch, parse_duration
 from lakewarden.pipeline.frames import ReadStores, Stores
-from lakewarden.retention import OnTagged
+from lakewarden.retention import MIN_AGE, OnTagged
 from lakewarden.storage.opening import Opener
 from lakewarden.warehouse import reclaiming
 from lakewarden.warehouse.warehouse import Warehouse

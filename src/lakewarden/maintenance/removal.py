@@ -22,7 +22,7 @@ from lakewarden.maintenance.cleanup import removal_of
 from lakewarden.maintenance.committing import Commits, finish, prepare
 from lakewarden.maintenance.dependence import held_by
 from lakewarden.maintenance.plan import Plan, TablePlan
-from lakewarden.maintenance.safety import MIN_AGE, Breakers
+from lakewarden.maintenance.safety import Breakers
 from lakewarden.maintenance.survey import (
     Costs,
     Reading,
@@ -39,6 +39,7 @@ from lakewarden.pipeline.frames import (
     to_micros,
 )
 from lakewarden.pipeline.listing import State, Unit, states_in
+from lakewarden.retention import MIN_AGE
 from lakewarden.storage.location import Location
 from lakewarden.storage.store import LIST_PAGE_SIZE, Deletion
 

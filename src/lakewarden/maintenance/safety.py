@@ -12,8 +12,6 @@ from lakewarden.model import RemovalStats, format_duration
 UNVERIFIED_AFTER = timedelta(days=7)
 #: Nobody waits less than this to call a file an orphan without saying so explicitly.
 ORPHAN_FLOOR = timedelta(hours=24)
-#: A plain Lance writer may still build on a version this young.
-MIN_AGE = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from lakewarden.pipeline.frames import (
 )
 from lakewarden.pipeline.history import Retention
 from lakewarden.pipeline.listing import Lister, State, Unit, states_in
-from lakewarden.pipeline.snapshots import Summary
+from lakewarden.pipeline.metadata import Summary
 from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
 from lakewarden.storage.store import Request

@@ -12,25 +12,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from threading import Lock
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from lakewarden.errors import Conflict, ErrorKind, LakewardenError, NotFound
+from lakewarden.errors import ErrorKind, LakewardenError, NotFound
 from lakewarden.expiry import ExpiryPolicy
-from lakewarden.formats.iceberg.catalog import Commit, Committed, Lake, Opening, Pointer
-from lakewarden.formats.iceberg.metadata import Removal
-from lakewarden.formats.iceberg.target import CatalogTarget
+from lakewarden.formats.lance.layout import HINT
 from lakewarden.maintenance import cleanup, removal
 from lakewarden.maintenance.cleanup import Cleanup, removal_of
 from lakewarden.maintenance.fleet import IcebergTargets, Targets
+from lakewarden.maintenance.pinned import PinnedTables, WarehouseTables, target_of
 from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.removal import Receipt, TableReceipt
 from lakewarden.maintenance.safety import UNVERIFIED_AFTER, Breakers
 from lakewarden.maintenance.survey import Costs, Reading, list_fully
-from lakewarden.model import FileKind, FileReason, Format, RemovalStats, Verdict
+from lakewarden.model import OURS, FileKind, FileReason, Format, RemovalStats, Verdict
 from lakewarden.pipeline import classification, deletion
 from lakewarden.pipeline.deletion import Pace
 from lakewarden.pipeline.frames import (
@@ -44,20 +42,18 @@ from lakewarden.pipeline.frames import (
     to_micros,
 )
 from lakewarden.pipeline.listing import Unit
-from lakewarden.retention import OnTagged, Pins, Policy
+from lakewarden.retention import MIN_AGE, OnTagged, Policy
 from lakewarden.storage.location import Location
 from lakewarden.storage.store import DELETE_BATCH_MAX, Deletion
-from lakewarden.warehouse import forks, iceberg, lance, lance_sessions
+from lakewarden.warehouse import forks, lance
 from lakewarden.warehouse.commit import SLOW
 from lakewarden.warehouse.handlers import StoreHandler
-from lakewarden.warehouse.manifest import Change, Manifest, Operation, Table
-from lakewarden.warehouse.reclaiming import MIN_AGE, Reclaim, Rules, decide, due
+from lakewarden.warehouse.manifest import Change, Operation
+from lakewarden.warehouse.reclaiming import Reclaim, Rules, decide, due
 from lakewarden.warehouse.warehouse import MANIFEST, Warehouse
 
-#: What the catalog of a warehouse's Iceberg tables is called, and who does what cleanup commits.
-_CATALOG, SYSTEM = "warehouse", "lakewarden"
-#: What Lance leaves beside versions to find the newest.
-_HINT = "latest_version_hint.json"
+#: Who does what cleanup commits.
+SYSTEM = "lakewarden"
 #: Writers that sleep for so long make sure that their version still follows the one before.
 LOG_AGE = 10 * SLOW
 #: The log among the tables.
@@ -175,7 +171,7 @@ def plan(
         reclaim = decide(warehouse, request.rules, now, request.tables)
     targets = _targets(reclaim)
     # As of the version that was decided on: of what came later, nothing was decided.
-    reading = replace(reading, lake=_Pinned(warehouse, reclaim))
+    reading = replace(reading, lake=PinnedTables(warehouse, reclaim))
     names = _names(reclaim)
     if targets.tables or targets.iceberg.tables:
         found = cleanup.plan(targets, request.cleanup(), reading, now=now)
@@ -216,32 +212,29 @@ def plan(
 
 
 def _targets(reclaim: Reclaim) -> Targets:
-    places = {number: Location.parse(reclaim.table(number).location) for number in reclaim.lance}
-    idle = tuple(Location.parse(reclaim.table(number).location) for number in reclaim.idle)
-    held = {
-        _target(number): one for number, one in {**reclaim.iceberg, **reclaim.idle_iceberg}.items()
-    }
-    apart = frozenset(_target(number) for number in reclaim.idle_iceberg)
+    pins = {_place(reclaim, number): one for number, one in reclaim.lance.items()}
+    held = {target_of(number): one for number, one in reclaim.iceberg.items()}
+    same = reclaim.unchanged
     return Targets(
-        (*places.values(), *idle),
-        unchanged=frozenset(idle),
-        iceberg=IcebergTargets(tuple(held), held=held, unchanged=apart),
-        pins={places[number]: pins for number, pins in reclaim.lance.items()}
-        | dict.fromkeys(idle, Pins()),
+        tuple(pins),
+        unchanged=frozenset(_place(reclaim, number) for number in same if number in reclaim.lance),
+        pins=pins,
+        iceberg=IcebergTargets(
+            tuple(held),
+            held=held,
+            unchanged=frozenset(target_of(number) for number in same if number in reclaim.iceberg),
+        ),
     )
 
 
-def _target(number: str) -> CatalogTarget:
-    return CatalogTarget(_CATALOG, (number,))
+def _place(reclaim: Reclaim, number: str) -> Location:
+    return Location.parse(reclaim.table(number).location)
 
 
 def _names(reclaim: Reclaim) -> dict[str, str]:
     """Return the ids of all tables by what the pipeline calls them."""
-    lances = {
-        Location.parse(reclaim.table(n).location).uri: n for n in (*reclaim.lance, *reclaim.idle)
-    }
-    both = (*reclaim.iceberg, *reclaim.idle_iceberg)
-    return lances | {_target(number).uri: number for number in both}
+    lances = {_place(reclaim, number).uri: number for number in reclaim.lance}
+    return lances | {target_of(number).uri: number for number in reclaim.iceberg}
 
 
 def _is_purged(reclaim: Reclaim, number: str) -> bool:
@@ -294,15 +287,16 @@ def _log_files(
     held = sorted(reclaim.entries)
     stays = [warehouse.log.entry(one).checkpoint for one in held if 0 < one < reclaim.floor]
     first = warehouse.log.entry(reclaim.floor)
+    path = F.substring(F.col("key"), len(place.key) + 2, 2**31 - 1)
+    number = F.regexp_extract("path", r"^_(?:versions|checkpoints)/(\d{20})(?:\.json)?$", 1)
+    files = listed.withColumn("path", path).withColumn("number", number)
     # By the store's own clock as well: its newest entry is no older than what writers know.
-    newest = listed.filter("key LIKE '%/_versions/%'").agg(F.max("modified_us")).collect()[0][0]
+    entries = files.filter(F.col("path").startswith("_versions/"))
+    newest = entries.agg(F.max("modified_us")).collect()[0][0]
     limits = [to_micros(before) or 0]
     if newest is not None:
         limits.append(newest - log_age // timedelta(microseconds=1))
     old = f"modified_us < {min(limits)}"
-    path = F.substring(F.col("key"), len(place.key) + 2, 2**31 - 1)
-    number = F.regexp_extract("path", r"^_(?:versions|checkpoints)/(\d{20})(?:\.json)?$", 1)
-    files = listed.withColumn("path", path).withColumn("number", number)
     # Entries count down, so that the newest is listed first.
     entry = "CAST(18446744073709551615BD - CAST(number AS DECIMAL(20, 0)) AS BIGINT)"
     files = files.selectExpr(
@@ -362,7 +356,7 @@ def execute(
         if plan.reclaim.floors:
             message = f"reclaim versions of {len(plan.reclaim.floors)} table(s) that were due"
         _as_system(warehouse).commit(plan.changes, base=plan.reclaim.base, message=message)
-    reading = replace(reading, lake=_Tables(warehouse, plan.reclaim))
+    reading = replace(reading, lake=WarehouseTables(_as_system(warehouse), plan.reclaim))
     done = removal.execute(plan.tables, reading, breakers=limits, rate_limit=rate_limit)
     costs = Costs()
     sound = {one.table_key for one in done.tables if one.error is None and not one.failed_deletes}
@@ -410,7 +404,7 @@ def _forget_forks(plan: WarehousePlan, sound: set[str], stores: Stores) -> None:
         name = row.path.rpartition("/")[2].removesuffix(".json")
         if pins is not None and pins.lets_go(name) and keys[row.table_id] in sound:
             root = roots[row.root_id]
-            hint = f"tree/{name}/_versions/{_HINT}"
+            hint = f"tree/{name}/_versions/{HINT}"
             stores(root.location).delete([root.key(hint), root.key(row.path)])
             stores(root.location).prune_directory(root.key(f"tree/{name}"))
 
@@ -422,7 +416,7 @@ def _forget_places(plan: WarehousePlan, stores: Stores) -> None:
         if number in plan.reclaim.forget:
             plan.warehouse.unmark(plan.reclaim.table(number))
             continue
-        place = table.child(lance_sessions.WAITING)
+        place = table.child(OURS)
         store = stores(place)
         keys = [key for batch in store.list(place.key) for key in batch.column("key").to_pylist()]
         keys += (table.child(path).key for path in plan.left.get(number, ()))
@@ -468,99 +462,3 @@ def _old_rows(reclaim: Reclaim, warehouse: Warehouse, before: datetime) -> list[
     except NotFound:
         return []
     return [one for one in handler.versions() if one < below and one not in held]
-
-
-# -- Iceberg tables --------------------------------------------------------------------------------
-
-
-class _Tables(Lake):
-    """The Iceberg tables of a warehouse by their ids, as the pipeline asks for them."""
-
-    #: Seconds after which the log is looked at again.
-    _FRESH = 1.0
-
-    def __init__(self, warehouse: Warehouse, reclaim: Reclaim) -> None:
-        super().__init__()
-        self._warehouse = _as_system(warehouse)
-        self._reclaim = reclaim
-        self._lock = Lock()
-        self._manifest = reclaim.base.manifest
-        self._seen = reclaim.base.seen
-
-    def tables(self, target: CatalogTarget) -> list[CatalogTarget]:
-        if target.parts:
-            return [target]
-        both = (*self._reclaim.iceberg, *self._reclaim.idle_iceberg)
-        return [_target(number) for number in both]
-
-    def locate(self, table: CatalogTarget) -> Pointer:
-        number = table.parts[-1]
-        branch, seen = self._reclaim.pointers[number]
-        known = self._reclaim.iceberg.get(number)
-        if known is None or known.purged:
-            return Pointer(table, seen.path)
-        found = self._fresh().branches[branch].pins.get(number)
-        if found is None:
-            raise NotFound(f"{'.'.join(self._reclaim.table(number).name)} was dropped meanwhile")
-        return Pointer(table, found.path)
-
-    def _fresh(self) -> Manifest:
-        with self._lock:
-            now = self._warehouse.log.clock.elapsed()
-            if now - self._seen > self._FRESH:
-                self._manifest, self._seen = self._warehouse.refresh().manifest, now
-            return self._manifest
-
-    def committing(self, pointer: Pointer, opening: Opening) -> Commit:  # noqa: ARG002
-        number = pointer.table.parts[-1]
-        branch, _ = self._reclaim.pointers[number]
-        table = self._reclaim.table(number)
-        # Whatever becomes of it, what is known of the log is outdated then.
-        self._seen = float("-inf")
-        return _Expiry(self._warehouse, table, branch, pointer, self._lock)
-
-
-class _Pinned(_Tables):
-    """The same tables as a plan sees them."""
-
-    def locate(self, table: CatalogTarget) -> Pointer:
-        _, seen = self._reclaim.pointers[table.parts[-1]]
-        return Pointer(table, seen.path)
-
-
-class _Expiry(Commit):
-    """Takes snapshots out of the metadata of one table of a warehouse."""
-
-    def __init__(
-        self, warehouse: Warehouse, table: Table, branch: str, pointer: Pointer, lock: Lock
-    ) -> None:
-        self._warehouse = warehouse
-        self._table = table
-        self._branch = branch
-        self._pointer = pointer
-        self._lock = lock
-
-    def remove(self, removal: Removal, *, now_ms: int) -> Committed:  # noqa: ARG002
-        # One after the other: they all make versions of one log.
-        with self._lock:
-            head = self._warehouse.refresh()
-            found = head.manifest.branches[self._branch].pins.get(self._table.id)
-            name = ".".join(self._table.name)
-            if found is None or found.path != self._pointer.metadata_location:
-                raise Conflict(ErrorKind.CONFLICT, f"{name} changed meanwhile")
-            tables = iceberg.tables_of(self._warehouse)
-            after = tables.without(self._table, found, removal)
-            change = Change(Operation.EXPIRE, self._table.id, found, after)
-            try:
-                self._warehouse.commit(
-                    [change],
-                    base=head,
-                    branch=self._branch,
-                    message=f"expire snapshots of {name}",
-                    rebase=iceberg.stale,
-                )
-            except LakewardenError as error:
-                if error.kind is not ErrorKind.COMMIT_UNKNOWN:
-                    tables.discard(self._table, after)
-                raise
-        return Committed(after.path, [], [], {}, writes_metadata=False)

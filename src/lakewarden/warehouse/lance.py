@@ -54,7 +54,6 @@ from lakewarden.warehouse.lance_tables import LanceTables, tables_of, uri_of
 from lakewarden.warehouse.manifest import MAIN, Change, Name, Operation, Pin, Table
 from lakewarden.warehouse.own_tags import OwnTags
 from lakewarden.warehouse.refusals import ADVICE, Refusing
-from lakewarden.warehouse.remapping import check_indices
 from lakewarden.warehouse.warehouse import View, Warehouse
 
 __all__ = [
@@ -421,8 +420,7 @@ class Namespace(Refusing):
             return _Planned(change, f"create {'.'.join(table.name)}", lambda: self._declared(table))
         if wanted.create_table_version is not None:
             table, pin, staged = self._staged(wanted.create_table_version)
-            does = self._tables.operation(table, staged)
-            check_indices(*self._tables.store(table), table, staged, does)
+            does = self._tables.admitted(table, staged)
             change = Change(meaning(does), table.id, pin, staged)
             return _Planned(
                 change, f"{does} {'.'.join(table.name)}", lambda: self._committed(table, staged)

@@ -7,16 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from lakewarden.errors import Conflict, ErrorKind, Refused
-from lakewarden.model import Format
+from lakewarden.model import OURS, Format
 from lakewarden.warehouse import forks
 from lakewarden.warehouse.lance_tables import LanceTables, whole
 from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Name, Operation, Pin, Table
-from lakewarden.warehouse.remapping import check_indices
 from lakewarden.warehouse.warehouse import View, Warehouse
 from lakewarden.world import fresh_id
 
-#: Where manifests of transactions wait that are not committed yet, below a table.
-WAITING = "_lakewarden"
 #: Lance's names for what changes do, in ours.
 _OPERATIONS = {
     "append": Operation.APPEND,
@@ -70,8 +67,7 @@ class Immediate:
         return self._warehouse.declare(name, Format.LANCE, location=location, branch=self._branch)
 
     def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:
-        does = self._tables.operation(table, after)
-        check_indices(*self._tables.store(table), table, after, does)
+        does = self._tables.admitted(table, after)
         change = Change(meaning(does), table.id, before, after)
         self.commit([change], f"{does} {'.'.join(table.name)}")
         return after
@@ -145,8 +141,7 @@ class Waiting:
         return table
 
     def take(self, table: Table, before: Pin | None, after: Pin) -> Pin:  # noqa: ARG002
-        does = self.tables.operation(table, after)
-        check_indices(*self.tables.store(table), table, after, does)
+        does = self.tables.admitted(table, after)
         earlier = self.pins.get(table.id)
         steps = self.does.setdefault(table.id, [])
         through = (*earlier.through, earlier.path) if earlier is not None else ()
@@ -155,7 +150,7 @@ class Waiting:
             through, steps[:] = through[:-1], steps[:-1]
         steps.append(does)
         stem = after.path.rpartition("/")[2].partition(".manifest")[0]
-        path = f"{forks.directory(after.path)}{WAITING}/{self.id}/{stem}"
+        path = f"{forks.directory(after.path)}{OURS}/{self.id}/{stem}"
         # Clients copy whatever is not called so to its public name by themselves.
         waits = replace(after, path=f"{path}.manifest", through=through)
         store, root = self.tables.store(table)

@@ -18,7 +18,7 @@ from lakewarden.errors import (
     Refused,
     StorageError,
 )
-from lakewarden.formats.lance.manifest import transaction_file
+from lakewarden.formats.lance.manifest import decode, transaction_file
 from lakewarden.formats.lance.transaction import operation, restored
 from lakewarden.model import Format
 from lakewarden.storage.location import Location
@@ -215,11 +215,11 @@ class LanceTables:
         """Return how clients reach the tables' store."""
         return dict(getattr(self._warehouse.opener, "options", {})) or None
 
-    def operation(self, table: Table, pin: Pin) -> str:
-        """Return what a version that was staged does, in Lance's words.
+    def admitted(self, table: Table, pin: Pin) -> str:
+        """Return what a version that was staged does, in Lance's words, if it may become one.
 
-        Raises Refused if it must not become one: what it goes back to was reclaimed, or clients would
-        clean the table on their own from now on.
+        Refused are those that go back to what was reclaimed, let clients clean the table on their own
+        from now on, or lose an index.
         """
         store, root = self.store(table)
         manifest = whole(store, f"{root}/{pin.path}")
@@ -245,7 +245,29 @@ class LanceTables:
                 "brought back",
                 ErrorKind.RECLAIMED,
             )
-        return operation(told)
+        does = operation(told)
+        if does == "rewrite" and fork:
+            _check_indices(store, root, table, fork, manifest)
+        return does
+
+
+def _check_indices(store: Store, root: str, table: Table, fork: str, manifest: bytes) -> None:
+    """Refuse a compaction on a branch that would lose an index.
+
+    Lance 14 rewrites an index that a branch has from its base in the branch's directory, and goes on
+    to name the base's: whoever reads with it would find nothing.
+    """
+    for base, path in decode(manifest).named:
+        if base is None or not path.startswith("_indices/"):
+            continue
+        directories, files = store.list_directory(f"{root}/{fork}{path.rstrip('/')}")
+        if directories or files:
+            raise Refused(
+                ErrorKind.UNSUPPORTED_FEATURE,
+                f"compaction of {'.'.join(table.name)} on a branch would lose an index that the branch "
+                "has from its base; nothing was committed: use "
+                "compact_files(defer_index_remap=True), or build the index anew on the branch first",
+            )
 
 
 def whole(store: Store, key: str) -> bytes:

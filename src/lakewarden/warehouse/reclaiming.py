@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, cached_property
 
-from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused, UsageError
+from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused
 from lakewarden.expiry import Held
 from lakewarden.model import Format, format_duration, parse_duration
-from lakewarden.retention import Pins
+from lakewarden.retention import MIN_AGE, Pins, check_rules, check_some
 from lakewarden.storage.location import Location
 from lakewarden.warehouse import forks
 from lakewarden.warehouse.commit import Head
+from lakewarden.warehouse.due import AutoCleanup
 from lakewarden.warehouse.manifest import (
     MAIN,
     UPKEEP,
@@ -31,13 +32,10 @@ from lakewarden.warehouse.manifest import (
     Pin,
     Table,
 )
-from lakewarden.warehouse.upkeep import AutoCleanup
 from lakewarden.warehouse.warehouse import Warehouse
 
 #: Versions that stay whatever the rules say: enough to undo a bad load, and the one before.
 RECOVERY = 3
-#: Versions and dropped tables younger than this stay: somebody may be building on them.
-MIN_AGE = timedelta(hours=1)
 #: How long a dropped table can be brought back, unless the warehouse says otherwise.
 GRACE = "lakewarden.undrop-for"
 DEFAULT_GRACE = timedelta(days=7)
@@ -55,20 +53,8 @@ class Rules:
     min_age: timedelta = MIN_AGE
 
     def __post_init__(self) -> None:
-        if all(rule is None for rule in (self.older_than, self.keep, self.before_version)):
-            raise UsageError(
-                ErrorKind.EMPTY_POLICY,
-                "no rule says which versions may go; give at least one of --keep N, "
-                "--older-than 14d, --before-version N",
-            )
-        for name, number in (("keep", self.keep), ("before-version", self.before_version)):
-            if number is not None and not 1 <= number < 2**63:
-                raise UsageError(
-                    ErrorKind.USAGE, f"--{name} is {number}; it must be between 1 and 2^63-1"
-                )
-        spans = (self.older_than, self.min_age)
-        if any(span is not None and span < timedelta(0) for span in spans):
-            raise UsageError(ErrorKind.USAGE, "a duration cannot be negative; write 0s for none")
+        check_some(self.older_than, self.keep, self.before_version)
+        check_rules(self.keep, self.before_version, self.older_than, self.min_age)
 
     def describe(self) -> str:
         """Say the rules in words, as the plan prints them."""
@@ -90,14 +76,13 @@ class Reclaim:
     floor: int
     #: Tables with a floor of their own that is to move.
     floors: Mapping[str, int] = field(default_factory=dict)
-    #: What is needed of each table of the two formats; those that are purged, nothing.
+    #: What is needed of each table of the two formats; of those that are purged, nothing.
     lance: Mapping[str, Pins] = field(default_factory=dict)
     iceberg: Mapping[str, Held] = field(default_factory=dict)
     #: The metadata file, and its branch, that an Iceberg table's snapshots are taken out of.
     pointers: Mapping[str, tuple[str, Pin]] = field(default_factory=dict)
-    #: Tables that stay as they are, and may use files of others; of Iceberg's also what they need.
-    idle: tuple[str, ...] = ()
-    idle_iceberg: Mapping[str, Held] = field(default_factory=dict)
+    #: Tables among them that stay as they are: they are read, for they may use files of others.
+    unchanged: frozenset[str] = frozenset()
     #: Dropped tables whose files are to go, and those outside the warehouse, whose files stay.
     purge: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
@@ -110,14 +95,14 @@ class Reclaim:
 
     def only(self, chosen: Mapping[str, int]) -> Reclaim:
         """Return the same for some of the tables; the others stay as they are."""
-        others = [n for n in self.lance if n not in chosen and not self.lance[n].purged]
-        apart = {n: h for n, h in self.iceberg.items() if n not in chosen and not h.purged}
+        lance = {number: pins for number, pins in self.lance.items() if not pins.purged}
+        iceberg = {number: held for number, held in self.iceberg.items() if not held.purged}
+        others = {*lance, *iceberg} - chosen.keys()
         return replace(
             self,
-            lance={number: pins for number, pins in self.lance.items() if number in chosen},
-            iceberg={number: held for number, held in self.iceberg.items() if number in chosen},
-            idle=(*self.idle, *others),
-            idle_iceberg={**self.idle_iceberg, **apart},
+            lance=lance,
+            iceberg=iceberg,
+            unchanged=self.unchanged | others,
             purge=(),
             forget=(),
         )
@@ -264,56 +249,40 @@ class _Past:
     # -- what is needed --------------------------------------------------------------------------
 
     def decided(self, floor: int, own: Mapping[str, int], min_age: timedelta) -> Reclaim:
-        head = self._head
+        tables = self._head.tables
         needs = _Needs(self._views(), self._refs())
-        floors = {number: max(floor, table.floor, own.get(number, 0))
-                  for number, table in head.tables.items()}  # fmt: skip
-        lance: dict[str, Pins] = {}
-        iceberg: dict[str, Held] = {}
-        pointers: dict[str, tuple[str, Pin]] = {}
-        idle: list[str] = []
-        idle_iceberg: dict[str, Held] = {}
-        purge: list[str] = []
-        forget: list[str] = []
+        floors = {
+            number: max(floor, table.floor, own.get(number, 0)) for number, table in tables.items()
+        }
         files, needed = self._iceberg_files(floors), needs.tables()
-        for number, table in head.tables.items():
+        sorted_out = _Sorted()
+        for number, table in tables.items():
             if number not in needed:
-                fate = self._fate(table, floor, min_age)
-                if fate is not None:
-                    (purge if fate is Operation.PURGE else forget).append(number)
-                if fate is Operation.PURGE:
-                    lance |= {number: Pins(purged=True)} if table.format is Format.LANCE else {}
-                    if table.format is Format.ICEBERG and table.last is not None:
-                        iceberg[number] = Held(table.location, purged=True)
-                        pointers[number] = MAIN, table.last
-                elif fate is None and table.last is not None and table.format is Format.LANCE:
-                    idle.append(number)
-                elif fate is None and table.last is not None:
-                    pointers[number] = MAIN, table.last
-                    last = {table.last.path: table.last.snapshots}
-                    idle_iceberg[number] = Held(table.location, last)
+                sorted_out.unneeded(table, self._fate(table, floor, min_age))
             elif table.format is Format.LANCE:
-                lance[number] = self._lance(number, self._at(floors[number]), needs)
+                sorted_out.lance[number] = self._lance(number, self._at(floors[number]), needs)
             else:
-                current = self._current(number) or (MAIN, next(needs.of(number)))
-                then, more = self._at(floors[number]), files.get(number, {})
-                pointers[number] = current
-                # What only a ref has is on no branch that could be committed to.
-                into = iceberg if self._current(number) is not None else idle_iceberg
-                into[number] = self._iceberg(table, then, needs, more, current)
+                current = self._current(number)
+                if current is None:
+                    # What only a ref has is on no branch that could be committed to.
+                    sorted_out.unchanged.add(number)
+                    current = MAIN, next(needs.of(number))
+                sorted_out.pointers[number] = current
+                sorted_out.iceberg[number] = self._iceberg(
+                    table, self._at(floors[number]), needs, files.get(number, {}), current
+                )
         return Reclaim(
             self._base,
             floor,
-            {number: floors[number] for number in own},
-            lance,
-            iceberg,
-            pointers,
-            tuple(idle),
-            idle_iceberg,
-            tuple(number for number in purge if not head.tables[number].purged),
-            tuple(forget),
-            tuple(self._warnings),
-            self._entries(),
+            floors={number: floors[number] for number in own},
+            lance=sorted_out.lance,
+            iceberg=sorted_out.iceberg,
+            pointers=sorted_out.pointers,
+            unchanged=frozenset(sorted_out.unchanged),
+            purge=tuple(sorted_out.purge),
+            forget=tuple(sorted_out.forget),
+            warnings=tuple(self._warnings),
+            entries=self._entries(),
         )
 
     def _fate(self, table: Table, floor: int, min_age: timedelta) -> Operation | None:
@@ -443,6 +412,38 @@ class _Past:
                 "known, so nothing goes: restore the object from a backup",
             )
         return found
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """Tables by what becomes of them, while they are decided about."""
+
+    lance: dict[str, Pins] = field(default_factory=dict)
+    iceberg: dict[str, Held] = field(default_factory=dict)
+    pointers: dict[str, tuple[str, Pin]] = field(default_factory=dict)
+    unchanged: set[str] = field(default_factory=set)
+    purge: list[str] = field(default_factory=list)
+    forget: list[str] = field(default_factory=list)
+
+    def unneeded(self, table: Table, fate: Operation | None) -> None:
+        """Take a table that no branch and no tag has; it may still come back."""
+        if fate is Operation.FORGET:
+            self.forget.append(table.id)
+            return
+        purged = fate is Operation.PURGE
+        if purged and not table.purged:
+            self.purge.append(table.id)
+        if table.last is None:
+            # It never had a version, and so no file.
+            return
+        if not purged:
+            self.unchanged.add(table.id)
+        if table.format is Format.LANCE:
+            self.lance[table.id] = Pins(purged=purged)
+            return
+        self.pointers[table.id] = MAIN, table.last
+        last = {table.last.path: table.last.snapshots}
+        self.iceberg[table.id] = Held(table.location, {} if purged else last, purged=purged)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from lakewarden.storage.opening import Opener
 from lakewarden.storage.store import Store
 from lakewarden.warehouse import names
 from lakewarden.warehouse.commit import Head, Log, Rebase, stands
+from lakewarden.warehouse.due import AutoCleanup, Marks
 from lakewarden.warehouse.handlers import CommitHandler, SqlHandler, StoreHandler
 from lakewarden.warehouse.manifest import (
     MAIN,
@@ -54,7 +55,6 @@ from lakewarden.warehouse.manifest import (
     Transaction,
     updated,
 )
-from lakewarden.warehouse.upkeep import AutoCleanup, Marks
 from lakewarden.world import Chance, Clock, SystemChance, SystemClock, fresh_id
 
 #: The directory of the warehouse's own objects, below its root.

@@ -14,11 +14,11 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakewarden.model import FileKind
+from lakewarden.model import OURS, FileKind
 
 #: Where records of expiries in progress lie, below a table's metadata directory.  Hidden, so that
 #: nobody's orphan removal takes them away.
-PENDING = "_lakewarden"
+PENDING = OURS
 METADATA_FILE = re.compile(r".*\.metadata\.json(\.gz)?|.*\.gz\.metadata\.json", re.DOTALL)
 _KINDS = (
     (re.compile(r".*\.stats|(.*/)?metadata/[^/]*\.puffin", re.DOTALL), FileKind.STATISTICS),

@@ -20,6 +20,8 @@ from lakewarden.model import MAIN, FileKind
 _U64_MAX = 2**64 - 1
 _DETACHED_BIT = 2**63
 
+#: What Lance leaves beside versions to find the newest.
+HINT = "latest_version_hint.json"
 #: A link (or an object) in the place of these hides tags, branches or versions.
 _DIRECTORIES_THAT_PROTECT = frozenset({"_refs", "_versions", "tree"})
 _TREE = re.compile(
@@ -100,7 +102,7 @@ def _data(path: str, name: str, directory: str, branch: str) -> Entry:
 
 
 def _manifest(path: str, name: str, branch: str) -> Entry:
-    if name == "latest_version_hint.json":
+    if name == HINT:
         return Entry(FileKind.HINT, path, branch)
     if name.startswith(".tmp"):
         return Entry(FileKind.TEMPORARY, path, branch)
