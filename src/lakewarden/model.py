@@ -15,6 +15,9 @@ OURS = "_lakewarden"
 #: An object in a table's directory that says which warehouse it belongs to: only the log of that
 #: one knows which versions are needed.
 WAREHOUSE_MARK = f"{OURS}/warehouse.json"
+#: What our own maintenance writes into the properties of a transaction or snapshot.
+MAINTENANCE = "lakewarden.maintenance"
+OPTIMIZE = "optimize"
 
 
 class Format(StrEnum):

@@ -6,7 +6,7 @@ open any more, and rows that they need not skip; what it costs are the bytes tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -42,6 +42,35 @@ class Rules:
                 ErrorKind.USAGE,
                 f"--deletions is {self.deletions:g}; it is a share of rows, above 0 and up to 1",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of a table an index covers."""
+
+    name: str
+    rows: int
+    unindexed_fragments: int
+    unindexed_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What readers of a table meet."""
+
+    files: int
+    bytes: int
+    rows: int
+    deleted_rows: int
+    #: Files that say which rows were deleted, and those that say which files there are.
+    delete_files: int = 0
+    manifests: int = 0
+    indices: tuple[Coverage, ...] = ()
+
+    @property
+    def covered(self) -> bool:
+        """Tell whether every index covers all rows."""
+        return not any(one.unindexed_fragments for one in self.indices)
 
 
 class Piece(Protocol):
@@ -81,8 +110,3 @@ def within(
         (done if fits else later).append(piece)
         left -= piece.bytes if fits else 0
     return done, later
-
-
-def total(pieces: Sequence[Piece]) -> int:
-    """Return the bytes that pieces read."""
-    return sum(piece.bytes for piece in pieces)

@@ -10,7 +10,7 @@ changed meanwhile are rebased by their format's own rules, and only those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -20,7 +20,15 @@ from lakewarden.model import Format
 from lakewarden.warehouse import iceberg, lance
 from lakewarden.warehouse.backoff import SlotBackoff
 from lakewarden.warehouse.commit import Head
-from lakewarden.warehouse.manifest import MAIN, Change, Manifest, Operation, Table, Transaction
+from lakewarden.warehouse.manifest import (
+    MAIN,
+    Change,
+    Manifest,
+    Operation,
+    Pin,
+    Table,
+    Transaction,
+)
 from lakewarden.warehouse.warehouse import View, Warehouse
 
 Result = TypeVar("Result")
@@ -40,6 +48,12 @@ class Changes:
     reads: list[Table] = field(default_factory=list)
     #: The version that it has become.
     version: int | None = None
+    #: Who the log says has done it, if not whoever opened the warehouse.
+    actor: str | None = None
+    #: Leave tables out that somebody else has changed meanwhile, and commit the others.
+    leaves_out: bool = False
+    #: Tables that were left out, by their ids.
+    left_out: dict[str, Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._submitted = False
@@ -75,27 +89,22 @@ class Changes:
 
     def commit(self) -> None:
         """Make one version of it all; nothing if nothing was changed."""
-        changes = [*self._of_lance(), *self._iceberg.changes.values()]
-        if not changes:
-            return
-        self._submitted = True
-        made = Transaction(
-            self.warehouse.log.new_id(),
-            self.base.version,
-            tuple(changes),
-            self.view.branch,
-            self.warehouse.actor,
-            self.message,
-            self.request,
-            {table.id: self.view.pins.get(table.id) for table in self.reads},
-        )
-        try:
-            head = self.warehouse.submit(self.base, made, self._rebase)
-        except LakewardenError as error:
-            # Only these say what became of it: after an interrupt it may be committed all the same.
-            if error.kind is not ErrorKind.COMMIT_UNKNOWN:
-                self.discard()
-            raise
+        while True:
+            changes = [*self._of_lance(), *self._iceberg.changes.values()]
+            if not changes:
+                return
+            self._submitted = True
+            made = self._transaction(changes)
+            try:
+                head = self.warehouse.submit(self.base, made, self._rebase)
+            except LakewardenError as error:
+                if isinstance(error, Conflict) and self.leaves_out and self._leave_out(changes):
+                    continue
+                # Only these say what became of it: after an interrupt it may be committed all the same.
+                if error.kind is not ErrorKind.COMMIT_UNKNOWN:
+                    self.discard()
+                raise
+            break
         self.version = head.manifest.requests.get(self.request or "", head.version)
         if head.tail[-1].transaction.id != made.id:
             # An earlier try of the same request has done it.
@@ -109,6 +118,47 @@ class Changes:
             for before, after in self._iceberg.replaced.values():
                 iceberg.tables_of(self.warehouse).clean_metadata(before, after)
 
+    def _transaction(self, changes: Sequence[Change]) -> Transaction:
+        return Transaction(
+            self.warehouse.log.new_id(),
+            self.base.version,
+            tuple(changes),
+            self.view.branch,
+            self.actor or self.warehouse.actor,
+            self.message,
+            self.request,
+            {table.id: self.view.pins.get(table.id) for table in self.reads},
+        )
+
+    def _leave_out(self, changes: Sequence[Change]) -> bool:
+        """Give up tables that are not what they were any more; tell whether there were any."""
+        now = self.warehouse.view(self.warehouse.refresh().manifest, self.view.branch)
+        there = {table.id for table in now.tables()}
+        moved = [
+            change.table
+            for change in changes
+            if change.table not in there or now.pins.get(change.table) != change.before
+        ]
+        for number in moved:
+            self.withdraw(self.view.manifest.tables[number])
+        return bool(moved)
+
+    def withdraw(self, table: Table) -> None:
+        """Leave a table out after all, and take away what was written to make its next version."""
+        self.left_out[table.id] = table
+        self._lance.does.pop(table.id, None)
+        pin = self._lance.pins.pop(table.id, None)
+        if pin is not None:
+            lance.tables_of(self.warehouse).discard(table, pin)
+        change = self._iceberg.changes.pop(table.id, None)
+        self._iceberg.replaced.pop(table.id, None)
+        if change is not None and change.after is not None:
+            iceberg.tables_of(self.warehouse).delete([change.after.path])
+
+    def waits(self, table: Table) -> Pin | None:
+        """Return the version of a Lance table that waits in this transaction."""
+        return self._lance.pins.get(table.id)
+
     def _of_lance(self) -> Iterator[Change]:
         for table in self._lance.made.values():
             if table.format is Format.LANCE:
@@ -118,7 +168,9 @@ class Changes:
             if number not in self._lance.made:
                 steps = [lance.meaning(one) for one in self._lance.does[number]]
                 # Going back counts, whatever follows: what it went back to may be going meanwhile.
-                does = Operation.RESTORE if Operation.RESTORE in steps else steps[-1]
+                # So does rewriting, which indices may follow.
+                first = (Operation.RESTORE, Operation.REWRITE)
+                does = next((one for one in first if one in steps), steps[-1])
                 yield Change(does, number, self._lance.base.pins.get(number), pin)
 
     def abort(self) -> None:
@@ -159,14 +211,17 @@ def transaction(
     message: str | None = None,
     request: str | None = None,
     branch: str = MAIN,
+    actor: str | None = None,
+    leaves_out: bool = False,
 ) -> Iterator[Changes]:
     """Make one version of everything that is done inside, or none if it fails.
 
-    `request` is a name of the caller's: of all tries under one name, one is committed.
+    `request` is a name of the caller's: of all tries under one name, one is committed.  With
+    `leaves_out`, tables that somebody else has changed meanwhile are left out instead.
     """
     head = warehouse.refresh()
     view = warehouse.view(head.manifest, branch)
-    changes = Changes(warehouse, head, view, message, request)
+    changes = Changes(warehouse, head, view, message, request, actor=actor, leaves_out=leaves_out)
     try:
         # Lance's clients say little about why a version was refused.
         with changes.lance.told():

@@ -33,6 +33,7 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
@@ -168,6 +169,11 @@ class Lake:
         except NotFound:
             return False
         return True
+
+    def load(self, table: CatalogTarget) -> IcebergTable:
+        """Return a table as PyIceberg has it."""
+        with _speaking_of(table):
+            return self.catalog(table.catalog).load_table(table.parts)
 
     def locate(self, table: CatalogTarget) -> Pointer:
         """Return a table's pointer, without reading the metadata where the catalog allows it."""

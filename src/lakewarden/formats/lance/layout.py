@@ -125,6 +125,11 @@ def _manifest(path: str, name: str, branch: str) -> Entry:
     return Entry(kind, path, branch, version, detached)
 
 
+def manifest_names(version: int) -> tuple[str, str]:
+    """Return what a version's manifest may be called: the newer way, and the older."""
+    return f"{_U64_MAX - version:020d}.manifest", f"{version}.manifest"
+
+
 def stem(name: str) -> str:
     """Return the random part of a name: its last component without the extension."""
     last = name.rstrip("/").rpartition("/")[2]

@@ -1,0 +1,396 @@
+"""Keeps reads fast: few large files, indices that cover all rows, old versions left as they are.
+
+    planned = optimize.plan(Together(warehouse), Request(), reading)
+    receipt = optimize.execute(planned, reading)
+
+For every table: look whether it is what the warehouse says, plan, rewrite, commit, bring indices up to
+date, publish.  The tasks of all tables are one Spark job, and their indices another; commits are made
+by the driver, one for each table, on top of the version that its plan has read.  Tables of a warehouse
+that were changed become one version of it.  Those that a writer has changed meanwhile are tried again:
+what was rewritten of files that are still the same is used, the rest is planned anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from lakewarden.errors import Conflict, ErrorKind, Exit, LakewardenError, UsageError
+from lakewarden.maintenance.places import Place, Skip, Visit
+from lakewarden.maintenance.rewriting import Job, Outcome
+from lakewarden.maintenance.survey import Costs, Reading
+from lakewarden.packing import Rules, Shape, within
+from lakewarden.pipeline import errands
+from lakewarden.pipeline.frames import concurrently
+
+#: Times that a table is tried which others change all the time.
+_ROUNDS = 8
+#: Tables that the driver looks after at once.
+CONCURRENCY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user wants."""
+
+    rules: Rules = field(default_factory=Rules)
+    #: Iceberg: only files that may hold rows of which this is true.
+    where: str | None = None
+    #: Tables that the driver looks after at once.
+    concurrency: int = CONCURRENCY
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise UsageError(
+                ErrorKind.USAGE, f"{self.concurrency} tables at once are none; it must be 1 or more"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was, or would be, done to one table."""
+
+    table_key: str
+    fragments_removed: int = 0
+    fragments_added: int = 0
+    committed: bool = False
+    skipped: str | None = None
+    #: The version that the warehouse names, and the one that the table has.
+    manifest_version: int | None = None
+    lance_head_version: int | None = None
+    before: Shape | None = None
+    after: Shape | None = None
+    #: Groups of files that are rewritten, their files and bytes, and groups beyond the budget.
+    groups: int = 0
+    files_to_rewrite: int = 0
+    bytes_to_rewrite: int = 0
+    deferred: int = 0
+    #: Files that are left alone, by the reason.
+    left_alone: Mapping[str, int] = field(default_factory=dict)
+    reindexed: bool = False
+    error: str | None = None
+    error_kind: str | None = None
+
+    def json(self) -> dict[str, Any]:
+        """Return the row as programs read it."""
+        told = asdict(self)
+        for when in ("before", "after"):
+            shape = told.pop(when)
+            indices = shape.pop("indices") if shape else []
+            told |= {f"{name}_{when}": value for name, value in (shape or {}).items()}
+            told[f"index_coverage_{when}"] = list(indices)
+        return told
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done to every table, pinned to the version that was read."""
+
+    place: Place
+    request: Request
+    jobs: tuple[Job, ...]
+    rows: tuple[Row, ...]
+    seconds: Mapping[str, float]
+
+    @property
+    def failed(self) -> list[Row]:
+        return [row for row in self.rows if row.error is not None]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What was done."""
+
+    rows: tuple[Row, ...]
+    #: The newest version of the warehouse that was made of it.
+    version: int | None
+    seconds: Mapping[str, float]
+
+    @property
+    def failed(self) -> list[Row]:
+        return [row for row in self.rows if row.error is not None]
+
+    @property
+    def exit_code(self) -> Exit:
+        """What a program should be told."""
+        if not self.failed:
+            return Exit.DONE
+        if all(row.error_kind == ErrorKind.CONFLICT.value for row in self.failed):
+            return Exit.CONFLICT
+        changed = any(row.committed for row in self.rows)
+        return Exit.PARTIAL if changed or len(self.failed) < len(self.rows) else Exit.REFUSED
+
+
+# -- planning --------------------------------------------------------------------------------------
+
+
+def plan(place: Place, request: Request, reading: Reading) -> Plan:
+    """Look at every table, and choose what is worth doing within the budget."""
+    costs = Costs()
+    keys = place.keys()
+    with costs.stage(reading, "plan", f"{len(keys):,} tables"):
+        looks = concurrently(lambda key: _look(place, key, request), keys, request.concurrency)
+        found = dict(zip(keys, looks, strict=True))
+    jobs, rows = _chosen([one for one in found.values() if isinstance(one, Job)], request.rules)
+    told = {row.table_key: row for row in rows}
+    told |= {key: one for key, one in found.items() if isinstance(one, Row)}
+    return Plan(place, request, tuple(jobs), tuple(told[key] for key in keys), costs.seconds)
+
+
+def _look(place: Place, key: str, request: Request) -> Job | Row:
+    try:
+        return place.look(key, request.rules, request.where)
+    except Skip as skip:
+        return Row(
+            key,
+            skipped=skip.reason,
+            manifest_version=skip.pinned,
+            lance_head_version=skip.head,
+        )
+    except LakewardenError as error:
+        return _failed(Row(key), error)
+
+
+def _chosen(jobs: Sequence[Job], rules: Rules) -> tuple[list[Job], list[Row]]:
+    """Keep of all tables' work what pays most for the bytes that may be read."""
+    chosen, _ = within([piece for job in jobs for piece in job.pieces], rules.max_bytes)
+    wanted = {id(piece) for piece in chosen}
+    kept, rows = [], []
+    for job in jobs:
+        mine = replace(job, pieces=tuple(one for one in job.pieces if id(one) in wanted))
+        kept.append(mine)
+        rows.append(
+            Row(
+                job.key,
+                manifest_version=job.pinned,
+                lance_head_version=job.head,
+                before=job.shape,
+                groups=len(mine.pieces),
+                files_to_rewrite=sum(piece.files for piece in mine.pieces),
+                bytes_to_rewrite=sum(piece.bytes for piece in mine.pieces),
+                deferred=len(job.pieces) - len(mine.pieces),
+                left_alone=job.left_alone,
+            )
+        )
+    return kept, rows
+
+
+def _failed(row: Row, error: LakewardenError) -> Row:
+    return replace(row, error=error.message, error_kind=error.kind.value)
+
+
+# -- doing -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Table:
+    """A table while it is being worked on."""
+
+    job: Job
+    #: What workers have rewritten, and nobody has committed yet.
+    results: list[Any] | None = None
+    outcome: Outcome | None = None
+    #: What a worker did for its indices, in this round.
+    told: Any = None
+    indexed: bool = False
+    #: Somebody else was faster with the indices.
+    outrun: bool = False
+    #: It was outrun before: its files are published without waiting for its indices.
+    hurried: bool = False
+
+
+def execute(planned: Plan, reading: Reading) -> Receipt:
+    """Do what the plan says, and tell what was done."""
+    run = _Run(planned, reading)
+    todo = [_Table(job) for job in planned.jobs if job.needed]
+    for _ in range(_ROUNDS):
+        if not todo:
+            break
+        todo = run.round(todo)
+    run.give_up(todo)
+    run.look_again()
+    rows = tuple(run.rows[row.table_key] for row in planned.rows)
+    return Receipt(rows, run.version, run.costs.seconds)
+
+
+class _Run:
+    """One execution of a plan."""
+
+    def __init__(self, planned: Plan, reading: Reading) -> None:
+        self._plan = planned
+        self._reading = reading
+        self._at_once = planned.request.concurrency
+        self.costs = Costs(seconds=dict(planned.seconds))
+        self.rows = {row.table_key: row for row in planned.rows}
+        self.version: int | None = None
+
+    def round(self, tables: Sequence[_Table]) -> list[_Table]:
+        """Rewrite, commit, bring indices up to date, publish; return what must be tried again."""
+        rewritten = self._rewrite(tables)
+        try:
+            with self._plan.place.visiting() as visit:
+                committed = self._commit(visit, rewritten)
+                self._reindex(visit, [one for one in committed if self._may_index(one)])
+        except LakewardenError as error:
+            # Of all that would have become one version, nothing is certain to be gone.
+            for one in rewritten:
+                self._fail(one, error)
+            return []
+        self.version = visit.version or self.version
+        return self._after(visit, committed)
+
+    @staticmethod
+    def _may_index(table: _Table) -> bool:
+        # Who was outrun publishes files first: the time until then is shorter.
+        return not table.hurried or table.outcome is None or not table.outcome.changed
+
+    def _rewrite(self, tables: Sequence[_Table]) -> list[_Table]:
+        """Let workers do the pieces of all tables, as one job."""
+        fresh = [one for one in tables if one.results is None]
+        pairs = [(one, piece) for one in fresh for piece in one.job.pieces]
+        size = sum(piece.bytes for _, piece in pairs)
+        with self.costs.stage(
+            self._reading, "rewrite", f"{len(pairs):,} groups, {size / 2**20:,.1f} MiB"
+        ):
+            done = errands.run(self._reading.spark, [one.job.errand(piece) for one, piece in pairs])
+        for one in fresh:
+            one.results = []
+        for (one, _), back in zip(pairs, done, strict=True):
+            assert one.results is not None
+            if back.error is not None:
+                self._fail(one, back.error)
+            else:
+                one.results.append(back.brought)
+        return list(tables)
+
+    def _commit(self, visit: Visit, tables: Sequence[_Table]) -> list[_Table]:
+        """Commit what was rewritten, every table by itself; return those that are fine."""
+        with self.costs.stage(self._reading, "commit", f"{len(tables):,} tables"):
+            fine = list(
+                concurrently(lambda one: self._commit_one(visit, one), tables, self._at_once)
+            )
+        return [one for one, good in zip(tables, fine, strict=True) if good]
+
+    def _commit_one(self, visit: Visit, one: _Table) -> bool:
+        try:
+            one.outcome = one.job.commit(visit.opened(one.job), one.results or [])
+        except Conflict:
+            # Nothing of it was committed; the next round sees what has changed.
+            visit.withdraw(one.job)
+            one.outcome = Outcome(lost=one.results or [])
+        except LakewardenError as error:
+            visit.withdraw(one.job)
+            self._fail(one, error)
+            return False
+        return True
+
+    def _reindex(self, visit: Visit, tables: Sequence[_Table]) -> None:
+        """Let workers bring indices of all tables up to date, as one job, and commit that."""
+        wanted = list(concurrently(lambda one: self._index_of(visit, one), tables, self._at_once))
+        pairs = [(one, errand) for one, errand in zip(tables, wanted, strict=True) if errand]
+        if not pairs:
+            return
+        with self.costs.stage(self._reading, "reindex", f"{len(pairs):,} tables"):
+            done = errands.run(self._reading.spark, [errand for _, errand in pairs])
+            for (one, _), back in zip(pairs, done, strict=True):
+                if back.error is not None:
+                    # The files are fine; the indices are as incomplete as they were.
+                    self._fail(one, back.error)
+                else:
+                    one.told = back.brought
+            list(
+                concurrently(
+                    lambda pair: self._index_one(visit, pair[0]),
+                    [pair for pair in pairs if pair[0].told is not None],
+                    self._at_once,
+                )
+            )
+
+    def _index_of(self, visit: Visit, one: _Table) -> errands.Errand[Any] | None:
+        try:
+            return one.job.index(visit.opened(one.job))
+        except LakewardenError as error:
+            self._fail(one, error)
+            return None
+
+    def _index_one(self, visit: Visit, one: _Table) -> None:
+        try:
+            one.indexed = one.job.commit_index(visit.opened(one.job), one.told)
+        except Conflict:
+            one.job.discard([], [one.told])
+            one.told, one.outrun = None, True
+        except LakewardenError as error:
+            self._fail(one, error)
+
+    def _after(self, visit: Visit, tables: Sequence[_Table]) -> list[_Table]:
+        """Write down what is public now; return what must be tried again."""
+        again: list[_Table] = []
+        for one in tables:
+            assert one.outcome is not None
+            if one.job.key in visit.left_out and (one.outcome.changed or one.indexed):
+                # What was rewritten is as good as before, the indices were those of its version.
+                one.job.discard([], [one.told] if one.told is not None else [])
+                again.append(_Table(one.job, one.results, hurried=True))
+                continue
+            self._note(one)
+            if one.outcome.lost:
+                one.job.discard(one.outcome.lost)
+                again += self._planned_again(one)
+            elif one.outrun or (one.hurried and one.outcome.changed):
+                # Only its indices are left.
+                again.append(_Table(one.job, [], hurried=True))
+        return again
+
+    def _note(self, one: _Table) -> None:
+        outcome = one.outcome
+        assert outcome is not None
+        row = self.rows[one.job.key]
+        self.rows[one.job.key] = replace(
+            row,
+            fragments_removed=row.fragments_removed + outcome.removed,
+            fragments_added=row.fragments_added + outcome.added,
+            committed=row.committed or outcome.changed or one.indexed,
+            reindexed=row.reindexed or one.indexed,
+        )
+
+    def _planned_again(self, one: _Table) -> list[_Table]:
+        """Plan what was lost anew, for no more bytes than it was allowed."""
+        found = _look(self._plan.place, one.job.key, self._plan.request)
+        if isinstance(found, Row):
+            row = self.rows[one.job.key]
+            self.rows[one.job.key] = replace(
+                row, skipped=found.skipped, error=found.error, error_kind=found.error_kind
+            )
+            return []
+        allowed = sum(piece.bytes for piece in one.job.pieces)
+        budget = allowed if self._plan.request.rules.max_bytes is not None else None
+        pieces, _ = within(found.pieces, budget)
+        fresh = replace(found, pieces=tuple(pieces))
+        return [_Table(fresh, hurried=True)] if fresh.needed else []
+
+    def _fail(self, one: _Table, error: LakewardenError) -> None:
+        self.rows[one.job.key] = _failed(self.rows[one.job.key], error)
+
+    def give_up(self, tables: Sequence[_Table]) -> None:
+        """Say of tables that were outrun in every round that they were."""
+        for one in tables:
+            one.job.discard(one.results or [])
+            error = Conflict(
+                ErrorKind.CONFLICT,
+                f"others have changed it in each of {_ROUNDS} tries; what was committed stands, the rest "
+                "is as it was: run optimize again when fewer write",
+            )
+            self._fail(one, error)
+
+    def look_again(self) -> None:
+        """Measure the tables that were changed."""
+        changed = [key for key, row in self.rows.items() if row.committed]
+        if not changed:
+            return
+        with self.costs.stage(self._reading, "measure", f"{len(changed):,} tables"):
+            shapes = concurrently(self._plan.place.measure, changed, self._at_once)
+            for key, (shape, pinned, head) in zip(changed, shapes, strict=True):
+                self.rows[key] = replace(
+                    self.rows[key], after=shape, manifest_version=pinned, lance_head_version=head
+                )

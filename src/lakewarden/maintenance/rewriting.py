@@ -1,0 +1,210 @@
+"""What optimize does to one table of each format: errands for workers, then commits by the driver."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lakewarden.formats.iceberg import rewriting
+from lakewarden.formats.lance import compacting
+from lakewarden.formats.lance.rehearsal import Version
+from lakewarden.model import MAINTENANCE, OPTIMIZE, Format
+from lakewarden.packing import Shape
+from lakewarden.pipeline.errands import Errand
+
+_OURS = {MAINTENANCE: OPTIMIZE}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a commit has made of results."""
+
+    removed: int = 0
+    added: int = 0
+    #: Results that somebody else's change has made worthless.
+    lost: Sequence[Any] = ()
+    changed: bool = False
+
+
+class Opened(Protocol):
+    """A table that is open for a change."""
+
+    def lance(self, number: int | None) -> Any:
+        """Open a Lance table: at a version, or at its newest."""
+        ...
+
+    def version(self) -> Version:
+        """Return the newest version of a Lance table, for workers."""
+        ...
+
+    def iceberg(self) -> Any:
+        """Open an Iceberg table."""
+        ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """What there is to do for one table, pinned to the version that was read."""
+
+    key: str
+    format: Format
+    pieces: tuple[Any, ...]
+    shape: Shape
+    #: Groups of files that are left alone, by the reason.
+    left_alone: Mapping[str, int] = field(default_factory=dict)
+    #: The version that the warehouse names, and that the table has.
+    pinned: int | None = None
+    head: int | None = None
+
+    @property
+    def needed(self) -> bool:
+        """Tell whether there is anything to do."""
+        return bool(self.pieces)
+
+    def errand(self, piece: Any) -> Errand[Any]:
+        """Return what a worker does for a piece."""
+        raise NotImplementedError
+
+    def commit(self, opened: Opened, results: Sequence[Any]) -> Outcome:
+        """Make a version of results."""
+        raise NotImplementedError
+
+    def index(self, opened: Opened) -> Errand[Any] | None:
+        """Return what a worker does for the indices; None if they cover everything."""
+        raise NotImplementedError
+
+    def commit_index(self, opened: Opened, told: Any) -> bool:
+        """Make a version of what a worker did for the indices; tell whether there was anything."""
+        raise NotImplementedError
+
+    def discard(self, results: Sequence[Any], told: Sequence[Any] = ()) -> None:
+        """Take away files that are certain not to have been committed."""
+        raise NotImplementedError
+
+
+# -- Lance -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _LanceRewrite:
+    version: Version
+    task: str
+
+    def run(self) -> str:
+        return compacting.rewrite(self.version, self.task)
+
+
+@dataclass(frozen=True)
+class _LanceReindex:
+    version: Version
+
+    def run(self) -> bytes | None:
+        return compacting.reindex(self.version)
+
+
+@dataclass(frozen=True)
+class LanceJob(Job):
+    """Of a Lance table."""
+
+    version: Version = field(kw_only=True)
+
+    @property
+    def needed(self) -> bool:
+        return bool(self.pieces) or not self.shape.covered
+
+    def errand(self, piece: compacting.Piece) -> Errand[str]:
+        return _LanceRewrite(self.version, piece.task)
+
+    def commit(self, opened: Opened, results: Sequence[str]) -> Outcome:
+        done = compacting.commit(opened.lance, results)
+        return Outcome(
+            done.fragments_removed, done.fragments_added, done.lost, bool(done.fragments_removed)
+        )
+
+    def index(self, opened: Opened) -> Errand[bytes | None] | None:
+        if compacting.shape(opened.lance(None)).covered:
+            return None
+        return _LanceReindex(opened.version())
+
+    def commit_index(self, opened: Opened, told: bytes | None) -> bool:
+        if told is None:
+            return False
+        compacting.commit_index(opened.lance, told)
+        return True
+
+    def discard(self, results: Sequence[str], told: Sequence[bytes | None] = ()) -> None:
+        compacting.discard(self.version, results, [one for one in told if one is not None])
+
+
+# -- Iceberg ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _IcebergRewrite:
+    #: The table's metadata and the properties of its storage, pickled.
+    table: bytes
+    piece: rewriting.Piece
+
+    def run(self) -> Any:
+        return rewriting.rewrite(self.piece, self.table)
+
+
+@dataclass(frozen=True)
+class IcebergJob(Job):
+    """Of an Iceberg table."""
+
+    work: rewriting.Work = field(kw_only=True)
+    table: bytes = field(kw_only=True, repr=False)
+
+    @classmethod
+    def of(cls, key: str, table: Any, work: rewriting.Work, pinned: int | None) -> IcebergJob:
+        packed = pickle.dumps((table.metadata, table.io.properties))
+        reasons: Counter[str] = Counter()
+        for one in work.skipped:
+            reasons[one.reason] += one.files
+        shape = Shape(
+            work.files, work.bytes, work.rows, work.deleted_rows, work.delete_files, work.manifests
+        )
+        return cls(
+            key,
+            Format.ICEBERG,
+            work.pieces,
+            shape,
+            dict(reasons),
+            pinned,
+            work.snapshot_id,
+            work=work,
+            table=packed,
+        )
+
+    @property
+    def needed(self) -> bool:
+        return bool(self.pieces) or self.work.rewrite_manifests
+
+    def errand(self, piece: rewriting.Piece) -> Errand[Any]:
+        return _IcebergRewrite(self.table, piece)
+
+    def commit(self, opened: Opened, results: Sequence[Any]) -> Outcome:
+        removed = added = 0
+        lost: Sequence[Any] = ()
+        if results:
+            done = rewriting.commit(opened.iceberg(), self.work, results, properties=_OURS)
+            removed = sum(one.piece.files for one in done.committed)
+            added = sum(len(one.files) for one in done.committed)
+            lost = done.lost
+        merged = self.work.rewrite_manifests and rewriting.rewrite_manifests(
+            opened.iceberg(), self.work, properties=_OURS
+        )
+        return Outcome(removed, added, lost, bool(removed or merged))
+
+    def index(self, opened: Opened) -> None:  # noqa: ARG002  # Iceberg has none
+        return None
+
+    def discard(self, results: Sequence[Any], told: Sequence[Any] = ()) -> None:  # noqa: ARG002
+        from pyiceberg.io import load_file_io  # noqa: PLC0415
+
+        metadata, properties = pickle.loads(self.table)  # noqa: S301  # from ourselves
+        rewriting.discard(results, load_file_io(properties, metadata.location))
