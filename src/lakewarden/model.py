@@ -192,6 +192,20 @@ def parse_duration(text: str) -> timedelta:
     return timedelta(seconds=seconds)
 
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.ASCII)
+
+
+def parse_size(text: str) -> int:
+    """Parse `256MiB`, `1.5GB`, `65536`: bytes."""
+    found = _SIZE.fullmatch(text.strip().lower())
+    if found is None:
+        raise UsageError(
+            ErrorKind.USAGE, f"cannot read {text!r} as a size; write it like 256MiB, 1.5GB or 65536"
+        )
+    power = "kmgtp".find(found[2]) + 1 if found[2] else 0
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+
+
 def format_duration(duration: timedelta) -> str:
     """Say a duration in its largest whole unit: `14 days`, `36 hours`, `0 seconds`."""
     seconds = int(duration.total_seconds())

@@ -87,6 +87,11 @@ class Piece(Protocol):
         ...
 
     @property
+    def makes(self) -> int:
+        """Files that it is expected to make."""
+        ...
+
+    @property
     def gain(self) -> float:
         """What readers save: files fewer, and a file for the deleted rows of each."""
         ...

@@ -13,6 +13,7 @@ what was rewritten of files that are still the same is used, the rest is planned
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -65,6 +66,8 @@ class Row:
     groups: int = 0
     files_to_rewrite: int = 0
     bytes_to_rewrite: int = 0
+    #: Files that the table is expected to have afterwards.
+    files_expected: int | None = None
     deferred: int = 0
     #: Files that are left alone, by the reason.
     left_alone: Mapping[str, int] = field(default_factory=dict)
@@ -169,6 +172,7 @@ def _chosen(jobs: Sequence[Job], rules: Rules) -> tuple[list[Job], list[Row]]:
                 groups=len(mine.pieces),
                 files_to_rewrite=sum(piece.files for piece in mine.pieces),
                 bytes_to_rewrite=sum(piece.bytes for piece in mine.pieces),
+                files_expected=job.shape.files - sum(one.files - one.makes for one in mine.pieces),
                 deferred=len(job.pieces) - len(mine.pieces),
                 left_alone=job.left_alone,
             )
@@ -194,6 +198,8 @@ class _Table:
     #: What a worker did for its indices, in this round.
     told: Any = None
     indexed: bool = False
+    #: What was rewritten after that.
+    rest: list[Any] = field(default_factory=list)
     #: Somebody else was faster with the indices.
     outrun: bool = False
     #: It was outrun before: its files are published without waiting for its indices.
@@ -224,6 +230,8 @@ class _Run:
         self.costs = Costs(seconds=dict(planned.seconds))
         self.rows = {row.table_key: row for row in planned.rows}
         self.version: int | None = None
+        #: Bytes that were read to be written again.
+        self._spent = 0
 
     def round(self, tables: Sequence[_Table]) -> list[_Table]:
         """Rewrite, commit, bring indices up to date, publish; return what must be tried again."""
@@ -232,6 +240,7 @@ class _Run:
             with self._plan.place.visiting() as visit:
                 committed = self._commit(visit, rewritten)
                 self._reindex(visit, [one for one in committed if self._may_index(one)])
+                self._rewrite_rest(visit, [one for one in committed if one.indexed])
         except LakewardenError as error:
             # Of all that would have become one version, nothing is certain to be gone.
             for one in rewritten:
@@ -250,9 +259,7 @@ class _Run:
         fresh = [one for one in tables if one.results is None]
         pairs = [(one, piece) for one in fresh for piece in one.job.pieces]
         size = sum(piece.bytes for _, piece in pairs)
-        with self.costs.stage(
-            self._reading, "rewrite", f"{len(pairs):,} groups, {size / 2**20:,.1f} MiB"
-        ):
+        with self._rewriting(len(pairs), size):
             done = errands.run(self._reading.spark, [one.job.errand(piece) for one, piece in pairs])
         for one in fresh:
             one.results = []
@@ -263,6 +270,11 @@ class _Run:
             else:
                 one.results.append(back.brought)
         return list(tables)
+
+    def _rewriting(self, groups: int, size: int) -> AbstractContextManager[None]:
+        self._spent += size
+        words = f"{groups:,} groups, {size / 2**20:,.1f} MiB"
+        return self.costs.stage(self._reading, "rewrite", words)
 
     def _commit(self, visit: Visit, tables: Sequence[_Table]) -> list[_Table]:
         """Commit what was rewritten, every table by itself; return those that are fine."""
@@ -323,6 +335,48 @@ class _Run:
         except LakewardenError as error:
             self._fail(one, error)
 
+    def _rewrite_rest(self, visit: Visit, tables: Sequence[_Table]) -> None:
+        """Rewrite together what was apart because an index did not cover all of it."""
+        rules = self._plan.request.rules
+        jobs = list(
+            concurrently(
+                lambda one: one.job.rest(visit.opened(one.job), rules), tables, self._at_once
+            )
+        )
+        left = None if rules.max_bytes is None else rules.max_bytes - self._spent
+        chosen, _ = within([piece for job in jobs for piece in job.pieces], left)
+        wanted = {id(piece) for piece in chosen}
+        triples = [
+            (one, job, piece)
+            for one, job in zip(tables, jobs, strict=True)
+            for piece in job.pieces
+            if id(piece) in wanted
+        ]
+        if not triples:
+            return
+        size = sum(piece.bytes for _, _, piece in triples)
+        with self._rewriting(len(triples), size):
+            done = errands.run(
+                self._reading.spark, [job.errand(piece) for _, job, piece in triples]
+            )
+        for (one, _, _), back in zip(triples, done, strict=True):
+            # If it went wrong the table is better than before all the same; the next run sees it.
+            one.rest += [back.brought] if back.error is None else []
+        for one, job in zip(tables, jobs, strict=True):
+            self._commit_rest(visit, one, job)
+
+    def _commit_rest(self, visit: Visit, one: _Table, job: Job) -> None:
+        if not one.rest:
+            return
+        assert one.outcome is not None
+        try:
+            rest = job.commit(visit.opened(job), one.rest)
+        except LakewardenError as error:
+            self._fail(one, error)
+            return
+        job.discard(rest.lost)
+        one.outcome += rest
+
     def _after(self, visit: Visit, tables: Sequence[_Table]) -> list[_Table]:
         """Write down what is public now; return what must be tried again."""
         again: list[_Table] = []
@@ -330,7 +384,7 @@ class _Run:
             assert one.outcome is not None
             if one.job.key in visit.left_out and (one.outcome.changed or one.indexed):
                 # What was rewritten is as good as before, the indices were those of its version.
-                one.job.discard([], [one.told] if one.told is not None else [])
+                one.job.discard(one.rest, [one.told])
                 again.append(_Table(one.job, one.results, hurried=True))
                 continue
             self._note(one)

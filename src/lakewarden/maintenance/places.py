@@ -113,10 +113,11 @@ def _lance(uri: str, number: int | None, options: dict[str, str]) -> Any:
     try:
         return lance.dataset(uri, version=number, storage_options=options or None)
     except (OSError, ValueError) as error:
-        line = " ".join(str(error).split())[:160]
-        if "not found" in line.lower():
-            raise NotFound(f"{uri} holds no Lance table ({line}); name the table itself") from error
-        raise Damaged(ErrorKind.CORRUPT_MANIFEST, f"{uri} cannot be opened ({line})") from error
+        if "not found" in str(error).lower():
+            raise NotFound(f"{uri} holds no Lance table; name the table itself") from error
+        raise Damaged(
+            ErrorKind.CORRUPT_MANIFEST, f"{uri} cannot be opened ({compacting.line(error)})"
+        ) from error
 
 
 @dataclass(frozen=True)

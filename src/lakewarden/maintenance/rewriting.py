@@ -5,14 +5,14 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from lakewarden.formats.iceberg import rewriting
 from lakewarden.formats.lance import compacting
 from lakewarden.formats.lance.rehearsal import Version
 from lakewarden.model import MAINTENANCE, OPTIMIZE, Format
-from lakewarden.packing import Shape
+from lakewarden.packing import Rules, Shape
 from lakewarden.pipeline.errands import Errand
 
 _OURS = {MAINTENANCE: OPTIMIZE}
@@ -27,6 +27,14 @@ class Outcome:
     #: Results that somebody else's change has made worthless.
     lost: Sequence[Any] = ()
     changed: bool = False
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(
+            self.removed + other.removed,
+            self.added + other.added,
+            self.lost,
+            self.changed or other.changed,
+        )
 
 
 class Opened(Protocol):
@@ -79,6 +87,10 @@ class Job:
     def commit_index(self, opened: Opened, told: Any) -> bool:
         """Make a version of what a worker did for the indices; tell whether there was anything."""
         raise NotImplementedError
+
+    def rest(self, opened: Opened, rules: Rules) -> Job:  # noqa: ARG002
+        """Return what there is still to do once the indices cover everything."""
+        return replace(self, pieces=())
 
     def discard(self, results: Sequence[Any], told: Sequence[Any] = ()) -> None:
         """Take away files that are certain not to have been committed."""
@@ -134,6 +146,11 @@ class LanceJob(Job):
             return False
         compacting.commit_index(opened.lance, told)
         return True
+
+    def rest(self, opened: Opened, rules: Rules) -> Job:
+        # Lance keeps apart what an index covers and what it does not.
+        work = compacting.plan(opened.lance(None), rules)
+        return replace(self, pieces=work.pieces, version=opened.version())
 
     def discard(self, results: Sequence[str], told: Sequence[bytes | None] = ()) -> None:
         compacting.discard(self.version, results, [one for one in told if one is not None])

@@ -158,7 +158,9 @@ def _deleted(fragment: Any) -> int:
 
 def rewrite(version: Version, task: str) -> str:
     """Write the new files of one task; nobody sees them yet."""
-    result: str = CompactionTask.from_json(task).execute(version.open()).json()
+    # A version that waits in a transaction is not public.
+    found = version.open() if version.path is None else Rehearsal(version).open()
+    result: str = CompactionTask.from_json(task).execute(found).json()
     return result
 
 
@@ -211,20 +213,17 @@ def _untouched(head: Any, results: Sequence[str], parsed: Sequence[Any]) -> list
 
 def commit_index(opening: Opening, told: bytes) -> None:
     """Make a version of indices that a worker has brought up to date; raise Conflict if it cannot be."""
-    made = replace_properties(pickle.loads(told))  # noqa: S301  # from our own workers
+    made = pickle.loads(told)  # noqa: S301  # from our own workers
+    # Says whose it is, so that repair knows it again.
+    made = replace(made, transaction_properties={MAINTENANCE: OPTIMIZE})
     try:
         lance.LanceDataset.commit(opening(made.read_version), made)
     except CommitConflictError as error:
         raise Conflict(
-            ErrorKind.CONFLICT, f"the indices were changed by somebody else ({_line(error)})"
+            ErrorKind.CONFLICT, f"the indices were changed by somebody else ({line(error)})"
         ) from error
     except OSError as error:
         raise _unknown(error) from error
-
-
-def replace_properties(transaction: Any) -> Any:
-    """Return a transaction that says whose it is."""
-    return replace(transaction, transaction_properties={MAINTENANCE: OPTIMIZE})
 
 
 def discard(version: Version, results: Sequence[str], indices: Sequence[bytes] = ()) -> None:
@@ -251,10 +250,11 @@ def _below(store: Any, prefix: str) -> list[str]:
 def _unknown(error: Exception) -> LakewardenError:
     return StorageError(
         ErrorKind.COMMIT_UNKNOWN,
-        f"Lance could not commit ({_line(error)}); whether it did anything cannot be told, so what was "
+        f"Lance could not commit ({line(error)}); whether it did anything cannot be told, so what was "
         "written stays until cleanup: try again",
     )
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
+def line(error: Exception) -> str:
+    # After a comma Lance says where in its sources that was.
+    return re.split(r", (?:/|src)", " ".join(str(error).split()))[0][:160]
