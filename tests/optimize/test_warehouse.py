@@ -140,8 +140,6 @@ def test_on_a_branch_only_what_is_its_own(tuner: Tuner, lake: Lake) -> None:
     lake.fill("own")
     lake.fill("shared")
     lake.warehouse.create_branch("dev")
-    namespace = places.tables_of(lake.warehouse)
-    assert namespace is not None
 
     on_dev = Namespace(Warehouse.open(str(lake.root)), branch="dev")
     for start in (700, 800):
