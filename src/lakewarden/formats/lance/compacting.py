@@ -33,6 +33,8 @@ _SYSTEM = "__lance"
 _CLEANS_ITSELF = "lance.auto_cleanup."
 #: What Lance says if others were faster; anything else leaves open what became of a commit.
 _PREEMPTED = re.compile("commit conflict|preempted by|incompatible with", re.IGNORECASE)
+#: What Lance raises, whatever it is about.
+TROUBLE = (OSError, ValueError, RuntimeError)
 
 #: Opens the table: at a version, or at its head.
 Opening = Callable[[int | None], Any]
@@ -188,7 +190,7 @@ def commit(opening: Opening, results: Sequence[str]) -> Committed:
         parsed = [RewriteResult.from_json(one) for one in kept]
         try:
             done = Compaction.commit(opening(parsed[0].read_version), parsed)
-        except OSError as error:
+        except TROUBLE as error:
             if not _PREEMPTED.search(str(error)):
                 raise _unknown(error) from error
             left = _untouched(opening(None), kept, parsed)
@@ -222,7 +224,7 @@ def commit_index(opening: Opening, told: bytes) -> None:
         raise Conflict(
             ErrorKind.CONFLICT, f"the indices were changed by somebody else ({line(error)})"
         ) from error
-    except OSError as error:
+    except TROUBLE as error:
         raise _unknown(error) from error
 
 
