@@ -18,7 +18,7 @@ import lance
 from lance.commit import CommitConflictError
 from lance.optimize import Compaction, CompactionTask, RewriteResult
 
-from lakewarden.errors import Conflict, ErrorKind, LakewardenError, StorageError
+from lakewarden.errors import Conflict, Damaged, ErrorKind, LakewardenError, StorageError
 from lakewarden.formats.lance.layout import stem
 from lakewarden.formats.lance.rehearsal import Rehearsal, Version
 from lakewarden.model import MAINTENANCE, OPTIMIZE
@@ -173,10 +173,23 @@ def reindex(version: Version) -> bytes | None:
         found = rehearsal.open()
         found.optimize.optimize_indices()
         if not rehearsal.made:
+            _check_left(shape(found))
             return None
         return pickle.dumps(found.read_transaction(found.version))
     finally:
         rehearsal.forget()
+
+
+def _check_left(seen: Shape) -> None:
+    """Raise if Lance has left indices as they are that do not cover everything."""
+    left = [one.name for one in seen.indices if one.unindexed_fragments]
+    if left:
+        # It drops what it cannot open, and says so to nobody.
+        raise Damaged(
+            ErrorKind.DAMAGED_VERSION,
+            f"Lance left {', '.join(left)} as incomplete as before, which it does if an index cannot be "
+            "read; scans answer instead: build it anew with replace=True",
+        )
 
 
 # -- on the driver ---------------------------------------------------------------------------------
@@ -188,8 +201,12 @@ def commit(opening: Opening, results: Sequence[str]) -> Committed:
     lost: list[str] = []
     while kept:
         parsed = [RewriteResult.from_json(one) for one in kept]
+        read = opening(parsed[0].read_version)
+        if len(_untouched(read, kept, parsed)) < len(kept):
+            # Another table is there now, whose versions and fragments have the same numbers.
+            return Committed(0, 0, (*lost, *kept))
         try:
-            done = Compaction.commit(opening(parsed[0].read_version), parsed)
+            done = Compaction.commit(read, parsed)
         except TROUBLE as error:
             if not _PREEMPTED.search(str(error)):
                 raise _unknown(error) from error
