@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random  # noqa: TID251  # the seed is shown when a test fails
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ import lance
 import pytest
 from hypothesis import settings
 
-from lakewarden.errors import Conflict, ErrorKind, Exit
+from lakewarden.errors import ErrorKind, Exit
 from lakewarden.maintenance.optimize import Receipt
 from lakewarden.testing import tables
 from lakewarden.testing.changing import Changed, changer
@@ -30,7 +29,7 @@ from lakewarden.testing.invariants import (
 from lakewarden.testing.processes import started
 from lakewarden.warehouse.manifest import Operation
 from lakewarden.warehouse.warehouse import Warehouse
-from tests.optimize.tuning import Lake, Tuner, add, alone, in_pieces, rows, some, unindexed
+from tests.optimize.tuning import Lake, Tuner, add, alone, in_pieces, rows, unindexed
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
@@ -190,36 +189,6 @@ def test_a_writer_that_never_waits_is_not_held_up(
     check_calm(
         tuner, lake.place if lake else lambda: alone(root), lake.path("t") if lake else root, changes
     )
-
-
-def test_indices_of_a_table_that_moved_under_the_transaction_are_given_up_at_once(
-    tuner: Tuner, lake: Lake
-) -> None:
-    """Lance would try again for minutes, in vain: the transaction does not see what others do."""
-    indexed(lake, "t")
-    before = rows(lake.open("t"))
-    place = lake.place()
-    (job,) = tuner.plan(place).jobs
-    results = [job.errand(piece).run() for piece in job.pieces]
-    with place.visiting() as visit:
-        opened = visit.opened(job)
-        assert job.commit(opened, results).changed
-        errand = job.index(opened)
-        assert errand is not None
-        told = errand.run()
-        lake.write("t", 9000)
-        begun = time.monotonic()
-        with pytest.raises(Conflict):
-            job.commit_index(opened, told)
-        assert time.monotonic() - begun < 5
-    assert visit.left_out == {"db.t"}
-    assert rows(lake.open("t")) == before + rows_of(9000)
-    tuner.run(lake.place())
-    check_done(lake, "t", before + rows_of(9000))
-
-
-def rows_of(start: int) -> Counter[Any]:
-    return Counter(tuple(row.values()) for row in some(start).to_pylist())
 
 
 # -- two at once -----------------------------------------------------------------------------------

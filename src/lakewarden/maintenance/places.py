@@ -98,7 +98,6 @@ class _Plain:
     uri: str
     options: dict[str, str]
     load: Any = None
-    retries: int = 20
 
     def lance(self, number: int | None) -> Any:
         return _lance(self.uri, number, self.options)
@@ -386,8 +385,6 @@ class _Waiting:
     changes: Changes
     table: Table
     lock: Lock
-    #: A table that others have changed under a transaction stays changed: waiting is for nothing.
-    retries: int = 1
 
     def lance(self, number: int | None) -> Any:
         return lance.dataset(

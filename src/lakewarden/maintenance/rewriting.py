@@ -43,11 +43,6 @@ class Outcome:
 class Opened(Protocol):
     """A table that is open for a change."""
 
-    @property
-    def retries(self) -> int:
-        """Times that Lance is to put a version on top of others', waiting longer each time."""
-        ...
-
     def lance(self, number: int | None) -> Any:
         """Open a Lance table: at a version, or at its newest."""
         ...
@@ -163,7 +158,7 @@ class LanceJob(Job):
         if told is None:
             return False
         try:
-            compacting.commit_index(opened.lance, told, opened.retries)
+            compacting.commit_index(opened.lance, told)
         except LakewardenError as error:
             if opened.outrun():
                 raise Conflict(ErrorKind.CONFLICT, error.message) from error

@@ -230,13 +230,13 @@ def _untouched(head: Any, results: Sequence[str], parsed: Sequence[Any]) -> list
     ]
 
 
-def commit_index(opening: Opening, told: bytes, retries: int) -> None:
+def commit_index(opening: Opening, told: bytes) -> None:
     """Make a version of indices that a worker has brought up to date; raise Conflict if it cannot be."""
     made = pickle.loads(told)  # noqa: S301  # from our own workers
     # Says whose it is, so that repair knows it again.
     made = replace(made, transaction_properties={MAINTENANCE: OPTIMIZE})
     try:
-        lance.LanceDataset.commit(opening(made.read_version), made, max_retries=retries)
+        lance.LanceDataset.commit(opening(made.read_version), made)
     except CommitConflictError as error:
         raise Conflict(
             ErrorKind.CONFLICT, f"the indices were changed by somebody else ({line(error)})"
