@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random  # noqa: TID251  # the seed is shown when a test fails
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import settings
 
 from lakewarden.errors import ErrorKind, Exit
 from lakewarden.maintenance.optimize import Receipt
+from lakewarden.maintenance.places import Together
 from lakewarden.testing import tables
 from lakewarden.testing.changing import Changed, changer
 from lakewarden.testing.invariants import (
@@ -29,7 +31,8 @@ from lakewarden.testing.invariants import (
 from lakewarden.testing.processes import started
 from lakewarden.warehouse.manifest import Operation
 from lakewarden.warehouse.warehouse import Warehouse
-from tests.optimize.tuning import Lake, Tuner, add, alone, in_pieces, rows, unindexed
+from tests.optimize.tuning import Lake, Tuner, add, alone, in_pieces, rows, some, unindexed
+from tests.warehouse.lakes import VERSIONS, Tampered
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
@@ -115,7 +118,9 @@ def check_calm(tuner: Tuner, place: Any, path: Path, changes: Sequence[Changed])
 
 
 @pytest.mark.parametrize(
-    "stable", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["addresses", "stable ids"]
+    "stable",
+    [False, pytest.param(True, marks=pytest.mark.nightly)],
+    ids=["addresses", "stable ids"],
 )
 def test_a_writer_without_pause_loses_nothing_to_optimize_in_a_loop(
     tuner: Tuner, tmp_path: Path, stable: bool
@@ -187,8 +192,45 @@ def test_a_writer_that_never_waits_is_not_held_up(
         changes = beside.stop()
     assert sum(change.refused for change in changes) <= len(changes) // 20, seed
     check_calm(
-        tuner, lake.place if lake else lambda: alone(root), lake.path("t") if lake else root, changes
+        tuner,
+        lake.place if lake else lambda: alone(root),
+        lake.path("t") if lake else root,
+        changes,
     )
+
+
+def test_a_table_that_others_change_before_each_claim_is_left_out_soon(
+    tuner: Tuner, lake: Lake
+) -> None:
+    """Its indices alone are replayed on top of the others', and the log waits longer each time."""
+    indexed(lake, "t")
+    before, outrun = rows(lake.open("t")), 0
+    tampered = Tampered()
+
+    def write_first(method: str, key: str) -> None:
+        nonlocal outrun
+        if method == "put_if_absent" and VERSIONS in key and outrun < 8:
+            lake.write("t", 9000 + 100 * outrun)
+            outrun += 1
+
+    place = Together(Warehouse.open(str(lake.root), opener=tampered))
+    (job,) = tuner.plan(place, min_files=50).jobs
+    with place.visiting() as visit:
+        opened = visit.opened(job)
+        errand = job.index(opened)
+        assert errand is not None
+        assert job.commit_index(opened, errand.run())
+        tampered.rule = write_first
+    assert visit.left_out == {"db.t"}
+    assert outrun < 8
+    expected = sum((rows_of(9000 + 100 * at) for at in range(outrun)), before)
+    assert rows(lake.open("t")) == expected
+    tuner.run(lake.place())
+    check_done(lake, "t", expected)
+
+
+def rows_of(start: int) -> Counter[Any]:
+    return Counter(tuple(row.values()) for row in some(start).to_pylist())
 
 
 # -- two at once -----------------------------------------------------------------------------------
@@ -256,7 +298,9 @@ def check_ids(found: Any) -> None:
 
 # -- power cuts ------------------------------------------------------------------------------------
 
-MOMENTS = [(kind, stage) for kind in ("alone", "lake") for stage in ("rewrite", "commit", "reindex")]
+MOMENTS = [
+    (kind, stage) for kind in ("alone", "lake") for stage in ("rewrite", "commit", "reindex")
+]
 
 
 def test_an_optimize_killed_at_any_moment_is_finished_by_the_next(

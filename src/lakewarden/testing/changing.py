@@ -127,7 +127,7 @@ class _Table:
         return self._lance.dataset(**self._where)
 
 
-def change(table: _Table, seed: int, pause: float) -> None:
+def change(table: _Table, seed: int, pause: float) -> None:  # noqa: C901  # a choice of changes
     """Be the process: one JSON line for each acknowledged change, until SIGTERM."""
     import pyarrow as pa  # noqa: PLC0415
 

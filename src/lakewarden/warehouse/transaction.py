@@ -10,6 +10,7 @@ changed meanwhile are rebased by their format's own rules, and only those.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,10 @@ from lakewarden.warehouse.manifest import (
 from lakewarden.warehouse.warehouse import View, Warehouse
 
 Result = TypeVar("Result")
+
+#: Times that a change of a table that may be left out is put on top of others'.  The log waits twice
+#: as long after each, and all other tables with it; to leave it out takes no time.
+_REPLAYS = 3
 
 
 @dataclass
@@ -57,6 +62,7 @@ class Changes:
 
     def __post_init__(self) -> None:
         self._submitted = False
+        self._replays: Counter[str] = Counter()
         # Both formats know of each other's new tables: names and places are taken once.
         made: dict[str, Table] = {}
         self._lance = lance.Waiting(lance.tables_of(self.warehouse), self.view, made=made)
@@ -193,6 +199,9 @@ class Changes:
         table = manifest.tables[change.table]
         steps = self._lance.does.get(change.table, [])
         replayed = len(steps) == 1 and lance.meaning(steps[0]) is not Operation.REWRITE
+        self._replays[change.table] += 1
+        if self.leaves_out and self._replays[change.table] > _REPLAYS:
+            replayed = False
         if table.format is not Format.LANCE or not replayed:
             raise Conflict(
                 ErrorKind.CONFLICT,
