@@ -65,7 +65,10 @@ def manifests_of(snapshot: Snapshot, io: FileIO) -> list[ManifestFile]:
 
 
 def live(manifest: ManifestFile, io: FileIO) -> list[ManifestEntry]:
-    """Return the entries of files that are there, with what they inherit from the manifest."""
+    """Return the entries of files that are there, with what they inherit from the manifest.
+
+    What they hold is compared by `==`: where format 1 says nothing, a bare number stands for it.
+    """
     with AvroFile[ManifestEntry](
         io.new_input(manifest.manifest_path),
         MANIFEST_ENTRY_SCHEMAS[HELD],
@@ -146,7 +149,7 @@ class Deletes:
         for entry in entries:
             file = entry.data_file
             key = partition_key(file)
-            if file.content is DataFileContent.EQUALITY_DELETES:
+            if file.content == DataFileContent.EQUALITY_DELETES:
                 found = made.equality.setdefault(key, []) if key[1] else made.everywhere
             elif (path := target(file)) is not None:
                 found = made.by_path.setdefault(path, [])

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import (
     DataFile,
+    DataFileContent,
     ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
@@ -254,7 +255,7 @@ class _Attempt(Generic[Told]):
 
 def _of(entries: Iterable[ManifestEntry], content: ManifestContent) -> list[ManifestEntry]:
     is_data = content is ManifestContent.DATA
-    return [one for one in entries if (one.data_file.content.value == 0) is is_data]
+    return [one for one in entries if (one.data_file.content == DataFileContent.DATA) is is_data]
 
 
 def _most(table: Table, manifests: Sequence[ManifestFile]) -> int:

@@ -119,8 +119,8 @@ def plan(
     if snapshot is None:
         return Work(None, branch, target)
     manifests = entries.manifests_of(snapshot, table.io)
-    data = [one for one in manifests if one.content is ManifestContent.DATA]
-    of_deletes = [one for one in manifests if one.content is ManifestContent.DELETES]
+    data = [one for one in manifests if one.content == ManifestContent.DATA]
+    of_deletes = [one for one in manifests if one.content == ManifestContent.DELETES]
     held = [one for found in entries.all_live(of_deletes, table.io) for one in found]
     survey = Survey(metadata, Deletes.of(held), named(held, table.io))
     for manifest, found in _matching(table, data, row_filter):
@@ -294,7 +294,7 @@ class _State:
         needed = [
             one
             for one in manifests
-            if one.content is ManifestContent.DELETES
+            if one.content == ManifestContent.DELETES
             or one.manifest_path in theirs
             or one.manifest_path not in work.known_manifests
         ]
@@ -305,7 +305,7 @@ class _State:
         both: dict[bool, dict[str, ManifestEntry]] = {True: {}, False: {}}
         for found in opened.values():
             for entry in found:
-                is_data = entry.data_file.content is DataFileContent.DATA
+                is_data = entry.data_file.content == DataFileContent.DATA
                 both[is_data][entry.data_file.file_path] = entry
         deletes = Deletes.of(both[False].values())
         return cls(work, manifests, opened, both[True], deletes, both[False])
@@ -327,7 +327,7 @@ class _State:
         """Return the position delete files about nothing that is left once files are gone."""
         found = set()
         for path, entry in self.delete_files.items():
-            if entry.data_file.content is not DataFileContent.POSITION_DELETES:
+            if entry.data_file.content != DataFileContent.POSITION_DELETES:
                 continue
             shared = self.work.shared.get(path)
             if (

@@ -42,7 +42,7 @@ def named(held: Sequence[ManifestEntry], io: FileIO) -> dict[str, dict[str, int]
     shared = [
         one.data_file
         for one in held
-        if one.data_file.content is DataFileContent.POSITION_DELETES
+        if one.data_file.content == DataFileContent.POSITION_DELETES
         and one.data_file.file_format is FileFormat.PARQUET
         and entries.target(one.data_file) is None
     ]
@@ -223,7 +223,7 @@ class Survey:
         single = {
             one.data_file.file_path
             for one in held
-            if one.data_file.content is DataFileContent.POSITION_DELETES
+            if one.data_file.content == DataFileContent.POSITION_DELETES
             and entries.target(one.data_file) not in {None, *there}
         }
         return shared, frozenset(single | {path for path, named in shared.items() if not named})
