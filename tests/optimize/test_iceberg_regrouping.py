@@ -1,0 +1,222 @@
+"""Which files are rewritten together: whatever there is, it is worth it, and done once."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from functools import cmp_to_key
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    Transform,
+    TruncateTransform,
+    VoidTransform,
+    YearTransform,
+)
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    LongType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
+
+from lakewarden.formats.iceberg.arranging import arranged, dividable, divided, sortable
+from lakewarden.formats.iceberg.regrouping import SMALL, Group, Sized, Wanted, outputs, regroup
+
+TARGET = 1000
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> list[Sized]:
+    """Files of one partition, in the order they were written."""
+    made = []
+    for place in range(draw(st.integers(0, 40))):
+        size = draw(st.integers(1, 3 * TARGET))
+        deleted = draw(st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.2, 1.0]))
+        left_by = draw(st.sampled_from([None, None, 1, 2]))
+        made.append(Sized(place, size, int(size * (1 - deleted)), deleted, left_by))
+    return made
+
+
+def after(files: list[Sized], groups: list[Group], packing: float) -> list[Sized]:
+    """Return the files that a rewrite leaves; rows take that share of what was expected."""
+    gone = {one.place for group in groups for one in group.members}
+    kept = [one for one in files if one.place not in gone]
+    sizes = []
+    for group in groups:
+        whole = sum(one.live_bytes for one in group.members)
+        sizes += [int(whole * packing) // group.outputs for _ in range(group.outputs)]
+    new = [Sized(0, size, size, left_by=99) for size in sizes]
+    return [
+        Sized(place, one.bytes, one.live_bytes, one.deleted, one.left_by)
+        for place, one in enumerate(kept + new)
+    ]
+
+
+@given(partitions(), st.integers(2, 8))
+def test_every_group_is_worth_it(files: list[Sized], least: int) -> None:
+    wanted = Wanted(TARGET, least)
+    groups = regroup(files, wanted)
+    event(f"groups: {min(len(groups), 3)}")
+    seen = [one.place for group in groups for one in group.members]
+    assert len(seen) == len(set(seen))
+    for group in groups:
+        with_deletes = any(one.deleted >= wanted.deletions for one in group.members)
+        assert with_deletes or group.outputs < len(group.members)
+        whole = sum(one.live_bytes for one in group.members)
+        assert with_deletes or len(group.members) >= least or whole >= TARGET
+        assert group.outputs == outputs(group.members, TARGET)
+        if whole >= SMALL * TARGET:
+            assert SMALL * TARGET <= whole / group.outputs <= 1.8 * TARGET
+        assert [one.place for one in group.members] == sorted(one.place for one in group.members)
+
+
+@given(partitions())
+def test_what_has_many_deleted_rows_goes_and_what_is_large_enough_stays(files: list[Sized]) -> None:
+    chosen = {one for group in regroup(files, Wanted(TARGET)) for one in group.members}
+    for file in files:
+        if file.deleted >= 0.1:
+            assert file in chosen
+        elif file.bytes >= SMALL * TARGET:
+            assert file not in chosen
+
+
+@given(partitions(), st.integers(2, 8), st.sampled_from([0.05, 0.5, 1.0, 1.1]))
+def test_a_second_run_finds_nothing(files: list[Sized], least: int, packing: float) -> None:
+    """Also where rows take much less than was expected; what the first run left out stays so."""
+    wanted = Wanted(TARGET, least)
+    groups = regroup(files, wanted)
+    again = regroup(after(files, groups, packing), wanted)
+    # What stayed behind may now be worth it together with what is new, but not without.
+    for group in again:
+        event("again")
+        assert any(one.left_by != 99 for one in group.members)
+    final = [one for one in after(files, groups, packing) if one.left_by == 99]
+    assert regroup(final, wanted) == []
+
+
+# -- order and partitions --------------------------------------------------------------------------
+
+_AT = datetime(2026, 3, 4, 5, 6, 7, 89)
+VALUES: list[tuple[PrimitiveType, list[Any]]] = [
+    (LongType(), [5, None, -7, 5, 0]),
+    (DoubleType(), [1.5, None, math.nan, -math.inf, 2.0]),
+    (StringType(), ["b", None, "ä", "", "ba"]),
+    (BinaryType(), [b"b", None, b"\xff", b"", b"ba"]),
+    (FixedType(2), [b"bb", None, b"\xff\x00", b"aa", b"ab"]),
+    (UUIDType(), [uuid.UUID(int=n).bytes if n else None for n in (5, 0, 1 << 127, 9, 3)]),
+    (BooleanType(), [True, None, False, True, False]),
+    (DateType(), [date(2026, 1, 2), None, date(1969, 12, 31), date(2026, 1, 1), date(2027, 1, 1)]),
+    (TimeType(), [time(5), None, time(1), time(23), time(2)]),
+    (TimestampType(), [_AT, None, datetime(1960, 1, 1), _AT.replace(hour=6), _AT]),
+    (TimestamptzType(), [_AT.replace(tzinfo=UTC), None, datetime(1960, 1, 1, tzinfo=UTC)]),
+    (DecimalType(9, 2), [Decimal("1.10"), None, Decimal("-3.00"), Decimal("1.09")]),
+]
+TRANSFORMS: list[Transform[Any, Any]] = [
+    IdentityTransform(), BucketTransform(3), TruncateTransform(2), YearTransform(),
+    MonthTransform(), DayTransform(), HourTransform(),
+]  # fmt: skip
+CASES = [
+    (kind, values, transform)
+    for kind, values in VALUES
+    for transform in TRANSFORMS
+    if transform.can_transform(kind)
+]
+
+
+def table_of(kind: PrimitiveType, values: list[Any]) -> tuple[Schema, pa.Table]:
+    schema = Schema(
+        NestedField(1, "n", LongType()), NestedField(2, "s", StructType(NestedField(3, "v", kind)))
+    )
+    rows = [{"n": place, "s": {"v": one}} for place, one in enumerate(values)]
+    return schema, pa.Table.from_pylist(rows, schema=schema.as_arrow())
+
+
+def stored(kind: PrimitiveType, value: Any) -> Any:
+    """Return a value as the specification stores it; written out, not by the code that is tested."""
+    if isinstance(value, datetime):
+        naive = value.replace(tzinfo=None) - datetime(1970, 1, 1)
+        return naive.days * 86_400_000_000 + naive.seconds * 1_000_000 + naive.microseconds
+    if isinstance(value, date):
+        return (value - date(1970, 1, 1)).days
+    if isinstance(value, time):
+        return value.hour * 3_600_000_000
+    return value
+
+
+@pytest.mark.parametrize(("kind", "values", "transform"), CASES, ids=str)
+@pytest.mark.parametrize("way", SortDirection)
+@pytest.mark.parametrize("nulls", NullOrder)
+def test_rows_are_sorted_as_python_sorts_them(
+    kind: PrimitiveType,
+    values: list[Any],
+    transform: Transform[Any, Any],
+    way: SortDirection,
+    nulls: NullOrder,
+) -> None:
+    schema, rows = table_of(kind, values)
+    order = SortOrder(SortField(3, transform, way, nulls))
+    assert sortable(order, schema)
+    made = [transform.transform(kind)(stored(kind, one)) for one in values]
+
+    def compare(left: int, right: int) -> int:
+        one, two = made[left], made[right]
+        if one is None or two is None:
+            first = -1 if nulls is NullOrder.NULLS_FIRST else 1
+            return first * ((one is None) - (two is None))
+        greater = _above(one, two) - _above(two, one)
+        return greater if way is SortDirection.ASC else -greater
+
+    expected = sorted(range(len(values)), key=cmp_to_key(compare))
+    assert arranged(rows, order, schema).column("n").to_pylist() == expected
+
+
+def _above(one: Any, two: Any) -> bool:
+    if isinstance(one, float) and (math.isnan(one) or math.isnan(two)):
+        return math.isnan(one) and not math.isnan(two)
+    return bool(one > two)
+
+
+@pytest.mark.parametrize(("kind", "values", "transform"), CASES, ids=str)
+def test_rows_are_divided_as_the_transform_says(
+    kind: PrimitiveType, values: list[Any], transform: Transform[Any, Any]
+) -> None:
+    schema, rows = table_of(kind, values)
+    spec = PartitionSpec(
+        PartitionField(3, 1000, transform, "p"), PartitionField(1, 1001, VoidTransform(), "gone")
+    )
+    assert dividable(spec, schema)
+    expected: dict[str, list[int]] = {}
+    for place, one in enumerate(values):
+        key = repr([transform.transform(kind)(stored(kind, one)), None])
+        expected.setdefault(key, []).append(place)
+    found = {
+        repr([record[0], record[1]]): part.column("n").to_pylist()
+        for record, part in divided(rows, spec, schema)
+    }
+    assert found == expected
