@@ -252,7 +252,8 @@ class _Run:
     @staticmethod
     def _may_index(table: _Table) -> bool:
         # Who was outrun publishes files first: the time until then is shorter.
-        return not table.hurried or table.outcome is None or not table.outcome.changed
+        outcome = table.outcome
+        return outcome is None or not (outcome.outrun or (table.hurried and outcome.changed))
 
     def _rewrite(self, tables: Sequence[_Table]) -> list[_Table]:
         """Let workers do the pieces of all tables, as one job."""
@@ -293,6 +294,8 @@ class _Run:
     def _commit_one(self, visit: Visit, one: _Table) -> bool:
         try:
             one.outcome = one.job.commit(visit.opened(one.job), one.results or [])
+            if one.outcome.outrun:
+                visit.withdraw(one.job)
         except Conflict:
             # Nothing of it was committed; the next round sees what has changed.
             visit.withdraw(one.job)
@@ -380,7 +383,7 @@ class _Run:
         except LakewardenError as error:
             self._fail(one, error)
             return
-        job.discard(rest.lost)
+        job.discard(one.rest if rest.outrun else rest.lost)
         one.outcome += rest
 
     def _after(self, visit: Visit, tables: Sequence[_Table]) -> list[_Table]:
@@ -388,7 +391,8 @@ class _Run:
         again: list[_Table] = []
         for one in tables:
             assert one.outcome is not None
-            if one.job.key in visit.left_out and (one.outcome.changed or one.indexed):
+            waited = one.outcome.changed or one.indexed or one.outcome.outrun
+            if one.job.key in visit.left_out and waited:
                 # What was rewritten is as good as before, the indices were those of its version.
                 one.job.discard(one.rest, [one.told])
                 again.append(_Table(one.job, one.results, hurried=True))

@@ -108,6 +108,10 @@ class _Plain:
     def iceberg(self) -> Any:
         return self.load()
 
+    def outrun(self) -> bool:
+        # What is committed here is public at once; of what went wrong nothing is known.
+        return False
+
 
 def _lance(uri: str, number: int | None, options: dict[str, str]) -> Any:
     try:
@@ -353,7 +357,7 @@ class _Visit:
     _lock: Lock = field(default_factory=Lock)
 
     def opened(self, job: Job) -> Opened:
-        return _Waiting(self.changes, self._table(job))
+        return _Waiting(self.changes, self._table(job), self._lock)
 
     def withdraw(self, job: Job) -> None:
         with self._lock:
@@ -385,6 +389,7 @@ class _Waiting:
 
     changes: Changes
     table: Table
+    lock: Lock
 
     def lance(self, number: int | None) -> Any:
         return lance.dataset(
@@ -400,3 +405,10 @@ class _Waiting:
 
     def iceberg(self) -> Any:
         return self.changes.iceberg.load_table(self.table.name)
+
+    def outrun(self) -> bool:
+        # Nothing of a transaction is public before its end.
+        warehouse, view = self.changes.warehouse, self.changes.view
+        with self.lock:
+            now = warehouse.view(warehouse.refresh().manifest, view.branch)
+        return now.pins.get(self.table.id) != view.pins.get(self.table.id)

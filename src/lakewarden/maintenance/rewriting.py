@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lakewarden.errors import Conflict, ErrorKind, LakewardenError
 from lakewarden.formats.iceberg import rewriting, rewritten
 from lakewarden.formats.lance import compacting
 from lakewarden.formats.lance.rehearsal import Version
@@ -29,6 +30,8 @@ class Outcome:
     #: Results that somebody else's change has made worthless.
     lost: Sequence[Any] = ()
     changed: bool = False
+    #: Others were faster with the table: nothing was committed, and all of it may still be good.
+    outrun: bool = False
 
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome(
@@ -52,6 +55,10 @@ class Opened(Protocol):
 
     def iceberg(self) -> Any:
         """Open an Iceberg table."""
+        ...
+
+    def outrun(self) -> bool:
+        """Tell whether what went wrong was never committed, and others have changed the table."""
         ...
 
 
@@ -133,7 +140,13 @@ class LanceJob(Job):
         return _LanceRewrite(self.version, piece.task)
 
     def commit(self, opened: Opened, results: Sequence[str]) -> Outcome:
-        done = compacting.commit(opened.lance, results)
+        try:
+            done = compacting.commit(opened.lance, results)
+        except LakewardenError:
+            # Numbers that were reserved in a transaction are taken by others, and the like.
+            if opened.outrun():
+                return Outcome(outrun=True)
+            raise
         return Outcome(
             done.fragments_removed, done.fragments_added, done.lost, bool(done.fragments_removed)
         )
@@ -146,7 +159,12 @@ class LanceJob(Job):
     def commit_index(self, opened: Opened, told: bytes | None) -> bool:
         if told is None:
             return False
-        compacting.commit_index(opened.lance, told)
+        try:
+            compacting.commit_index(opened.lance, told)
+        except LakewardenError as error:
+            if opened.outrun():
+                raise Conflict(ErrorKind.CONFLICT, error.message) from error
+            raise
         return True
 
     def rest(self, opened: Opened, rules: Rules) -> Job:

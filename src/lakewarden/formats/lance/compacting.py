@@ -18,7 +18,7 @@ import lance
 from lance.commit import CommitConflictError
 from lance.optimize import Compaction, CompactionTask, RewriteResult
 
-from lakewarden.errors import Conflict, ErrorKind, LakewardenError, StorageError
+from lakewarden.errors import Conflict, Damaged, ErrorKind, LakewardenError, StorageError
 from lakewarden.formats.lance.layout import stem
 from lakewarden.formats.lance.rehearsal import Rehearsal, Version
 from lakewarden.model import MAINTENANCE, OPTIMIZE
@@ -33,6 +33,8 @@ _SYSTEM = "__lance"
 _CLEANS_ITSELF = "lance.auto_cleanup."
 #: What Lance says if others were faster; anything else leaves open what became of a commit.
 _PREEMPTED = re.compile("commit conflict|preempted by|incompatible with", re.IGNORECASE)
+#: What Lance raises, whatever it is about.
+TROUBLE = (OSError, ValueError, RuntimeError)
 
 #: Opens the table: at a version, or at its head.
 Opening = Callable[[int | None], Any]
@@ -171,10 +173,23 @@ def reindex(version: Version) -> bytes | None:
         found = rehearsal.open()
         found.optimize.optimize_indices()
         if not rehearsal.made:
+            _check_left(shape(found))
             return None
         return pickle.dumps(found.read_transaction(found.version))
     finally:
         rehearsal.forget()
+
+
+def _check_left(seen: Shape) -> None:
+    """Raise if Lance has left indices as they are that do not cover everything."""
+    left = [one.name for one in seen.indices if one.unindexed_fragments]
+    if left:
+        # It drops what it cannot open, and says so to nobody.
+        raise Damaged(
+            ErrorKind.DAMAGED_VERSION,
+            f"Lance left {', '.join(left)} as incomplete as before, which it does if an index cannot be "
+            "read; scans answer instead: build it anew with replace=True",
+        )
 
 
 # -- on the driver ---------------------------------------------------------------------------------
@@ -186,9 +201,13 @@ def commit(opening: Opening, results: Sequence[str]) -> Committed:
     lost: list[str] = []
     while kept:
         parsed = [RewriteResult.from_json(one) for one in kept]
+        read = opening(parsed[0].read_version)
+        if len(_untouched(read, kept, parsed)) < len(kept):
+            # Another table is there now, whose versions and fragments have the same numbers.
+            return Committed(0, 0, (*lost, *kept))
         try:
-            done = Compaction.commit(opening(parsed[0].read_version), parsed)
-        except OSError as error:
+            done = Compaction.commit(read, parsed)
+        except TROUBLE as error:
             if not _PREEMPTED.search(str(error)):
                 raise _unknown(error) from error
             left = _untouched(opening(None), kept, parsed)
@@ -222,7 +241,7 @@ def commit_index(opening: Opening, told: bytes) -> None:
         raise Conflict(
             ErrorKind.CONFLICT, f"the indices were changed by somebody else ({line(error)})"
         ) from error
-    except OSError as error:
+    except TROUBLE as error:
         raise _unknown(error) from error
 
 
