@@ -290,10 +290,8 @@ def _row_lines(row: Row) -> list[str]:
     line = row.line
     where = "" if line.branch == "main" else f" on {line.branch}"
     head = line.head.version if line.head is not None else "none"
-    lines = [
-        f"  {line.key}{where}   pin {line.pin.version}, head {head}   "
-        f"{line.classification.value}   {row.action.value}"
-    ]
+    pins = f"pin {line.pin.version}, head {head}"
+    lines = [f"  {line.key}{where}   {pins}   {line.classification.value}   {row.action.value}"]
     if line.steps:
         named = [step.operation for step in line.steps]
         more = f", … and {len(named) - _SHOWN:,} more" if len(named) > _SHOWN else ""
