@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
+from lakewarden.errors import ErrorKind
 from lakewarden.maintenance.repair import RepairReceipt
 from lakewarden.storage.opening import Opener
 from lakewarden.warehouse.lance import Namespace
@@ -16,6 +19,10 @@ from tests.warehouse.cleaning import Lake
 from tests.warehouse.lakes import Failure, Opening, dataset, every_step, lance_ids, reopen
 
 pytestmark = pytest.mark.spark
+
+NIGHTLY = settings.get_current_profile_name() == "nightly"
+#: Every so many faults are followed by a rerun, which costs most.
+RERUNS = 1 if NIGHTLY else 6
 
 
 @pytest.mark.parametrize("asked", [{"force": True}, {"to_pin": True}], ids=["publish", "to pin"])
@@ -34,6 +41,7 @@ def test_a_repair_may_fail_anywhere_and_a_rerun_finishes_it(
     number = mender.newest()
     mended = [1, 2, 3, 66] if "force" in asked else [1, 2, 3]
     receipts: list[RepairReceipt] = []
+    checked, table = count(), lake.table("t")
 
     def prepare() -> Opening:
         receipts.clear()
@@ -41,17 +49,21 @@ def test_a_repair_may_fail_anywhere_and_a_rerun_finishes_it(
         shutil.copytree(master, lake.root)
         return Opener({})
 
-    def check(_: Opening, raised: Failure | None, where: str) -> None:
+    def moved() -> bool:
+        """Tell whether the log says that db.t was mended: each table is, or is not."""
         now = reopen(lake.root)
-        seen = sorted(dataset(Namespace(now)).to_table()["id"].to_pylist())
-        moved = now.known.version > number
-        assert seen == (mended if moved else [1, 2, 3]), where
-        if receipts and receipts[0].version is not None:
-            assert moved, where
-            assert row_of(receipts[0]).action.value != "refused", where
+        newest = next(now.history(1)).transaction
+        return now.known.version > number and any(one.table == table.id for one in newest.changes)
+
+    def check(_: Opening, raised: Failure | None, where: str) -> None:
+        seen = sorted(dataset(Namespace(reopen(lake.root))).to_table()["id"].to_pylist())
+        assert seen == (mended if moved() else [1, 2, 3]), (where, raised)
+        if receipts and row_of(receipts[0]).error_kind is not ErrorKind.COMMIT_UNKNOWN:
+            assert (row_of(receipts[0]).action.value != "refused") == moved(), where
         # The stray is where it was or put aside, and never lost.
-        strays = list((lake.root / "__manifest").rglob("broken.json"))
-        assert strays, where
+        assert list((lake.root / "__manifest").rglob("broken.json")), where
+        if next(checked) % RERUNS:
+            return
         again = mender.run(**asked)
         assert {row.action.value for row in again.rows} <= {"healed", "forced", "no_op"}, where
         assert lance_ids(reopen(lake.root)) == mended, where

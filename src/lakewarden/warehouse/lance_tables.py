@@ -84,7 +84,8 @@ class LanceTables:
                 raise Refused(
                     ErrorKind.DRIFT,
                     f"somebody has written {public} of {'.'.join(table.name)} past the warehouse; what "
-                    f"the warehouse committed under that number is in {path}: put that in its place",
+                    f"the warehouse committed under that number is in {path}: put that in its place, and "
+                    f"look for more with lakewarden repair {self._warehouse.location.uri}",
                 ) from None
         store.delete([source])
 
