@@ -62,8 +62,9 @@ def look_at(spark: SparkSession, place: Path) -> list[Finding]:
 
 def full(lake: Lake) -> None:
     """Give the warehouse tags, branches, deletions, indices, and a table that uses another's files."""
+    lake.lance("append", "t", 4, 5)
     lake.at("t").create_scalar_index("id", "BTREE")
-    lake.at("t").delete("id = 1")
+    lake.at("t").delete("id = 4")
     lake.create("facts", 1, 2).delete("id = 1")
     lake.warehouse.create_tag("tagged")
     lake.warehouse.create_branch("dev")

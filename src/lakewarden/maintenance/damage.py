@@ -45,6 +45,8 @@ class Version:
     size: int | None = None
     #: What brings it back: branches, tags, versions of the warehouse.
     refs: tuple[str, ...] = ()
+    #: Of Iceberg metadata: all its snapshots are needed, not only those that its refs name.
+    whole: bool = False
     #: Somebody reads it without naming a version.
     current: bool = False
     #: How to get back to it, as a command.
@@ -96,7 +98,7 @@ def find(tables: Sequence[Checked], reading: Reading, costs: Costs) -> list[Find
     wanted = [
         # Numbers of versions are not unique: branches count on from where they began.
         {"table_id": number, "format": table.format.value, "version": position,
-         "root": one.root, "uri": one.uri, "also": one.also, "size": one.size}
+         "root": one.root, "uri": one.uri, "also": one.also, "size": one.size, "whole": one.whole}
         for number, table in enumerate(tables) if number not in unlisted
         for position, one in enumerate(table.versions)
     ]  # fmt: skip

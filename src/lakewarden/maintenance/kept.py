@@ -141,6 +141,8 @@ class Pinned:
                     _lance(place, one.pin) if table.format is Format.LANCE else _iceberg(one.pin),
                     refs=tuple(one.refs),
                     current=one.current,
+                    # Cleanup takes expired snapshots out of the metadata that main has, and out of no other.
+                    whole=f"branch {MAIN}" in one.refs,
                     back=None
                     if one.version is None
                     else f"lakewarden restore {uri} {key} --version {one.version}",
@@ -205,7 +207,7 @@ def iceberg_table(key: str, location: str, metadata: str) -> Checked:
     """Return a table of a catalog, with the metadata that is current."""
     at, home = place(metadata), place(location)
     uri = metadata if at is None else at.uri
-    version = Version(0, uri, location, refs=("branch main",), current=True)
+    version = Version(0, uri, location, refs=("branch main",), whole=True, current=True)
     return Checked(
         key,
         Format.ICEBERG,

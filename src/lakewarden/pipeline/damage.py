@@ -46,7 +46,8 @@ _DELETED = 2
 #: Versions in a row that one task reads.
 _NEIGHBOURS = 64
 
-#: Versions to be looked at; `also` is where a version lies that has not got its public name yet.
+#: Versions to be looked at; `also` is where a version lies that has not got its public name yet.  Of
+#: Iceberg metadata that is `whole` every snapshot is needed, else those that its refs name.
 VERSIONS = pa.schema(
     [
         ("table_id", pa.int32()),
@@ -56,6 +57,7 @@ VERSIONS = pa.schema(
         ("uri", pa.string()),
         ("also", pa.string()),
         ("size", pa.int64()),
+        ("whole", pa.bool_()),
     ]
 )
 #: Files that versions need; `via` is the file that says so, where that is not the version itself.
@@ -238,18 +240,24 @@ def _places(directory: str, found: Files) -> Iterator[tuple[str, int | None]]:
 def _in_metadata(row: Row, data: bytes) -> Iterator[Row]:
     found: TableMetadata = parse(data, row["uri"])
     table = {"table_id": row["table_id"]}
-    current = [found.current_snapshot_id, *(ref.snapshot_id for ref in found.refs)]
-    for number in {one for one in current if one is not None}:
+    current = {found.current_snapshot_id, *(ref.snapshot_id for ref in found.refs)} - {None}
+    for number in current:
         yield {**table, "version": number, "uri": row["uri"], "note": NOTE_CURRENT}
+    wanted = {
+        one.snapshot_id for one in found.snapshots if row["whole"] or one.snapshot_id in current
+    }
     for one in found.snapshots:
+        if one.snapshot_id not in wanted:
+            continue
         mark = {**table, "version": one.snapshot_id}
         if one.manifest_list is not None:
             yield {**mark, "uri": _uri(one.manifest_list), "what": _LIST}
         for manifest in one.manifests:
             yield {**mark, "uri": _uri(manifest), "what": _MANIFEST}
     for told in (*found.statistics, *found.partition_statistics):
-        mark = {**table, "version": told.snapshot_id}
-        yield {**mark, "uri": _uri(told.path), "size": told.size}
+        if told.snapshot_id in wanted:
+            mark = {**table, "version": told.snapshot_id}
+            yield {**mark, "uri": _uri(told.path), "size": told.size}
 
 
 def _in_list(row: Row, data: bytes) -> Iterator[Row]:
