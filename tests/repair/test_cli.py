@@ -77,6 +77,12 @@ def test_what_is_not_there_is_told(tmp_path: Path, spark: SparkSession) -> None:
     assert "does not exist" in outcome.error
 
 
+def test_a_table_that_is_not_there_is_told(lake: Lake, spark: SparkSession) -> None:
+    outcome = repair(lake, "--table", "db.none")
+    assert outcome.code == Exit.REFUSED
+    assert "no table of" in outcome.error
+
+
 # -- drift -----------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from lakewarden.maintenance.fleet import Targets
     from lakewarden.maintenance.repair import RepairPlan, RepairReceipt, Request, Row
 
+_QUESTION = "Change a store that is not local?"
 #: Lines of a listing that a person reads; the rest is counted.
 _SHOWN = 12
 
@@ -115,7 +116,7 @@ def repair(
     options = pairs(storage_option, "--storage-option")
     consent, engine = Consent(confirm, yes, json, quiet), read_engine(master, remote, conf)
     echo(where, consent, engine)
-    consent = ask([*where.tables], consent, "Change a store that is not local?")
+    consent = ask([*where.tables], consent, _QUESTION)
     request = Request(confirm, force, to_pin, tuple(table))
     if log_database is not None or is_warehouse(where, options):
         _warehouse(target, request, consent, engine, options, log_database)
@@ -157,12 +158,16 @@ def _warehouse(
 ) -> None:
     from lakewarden.maintenance import repair as operations
     from lakewarden.maintenance.fleet import Targets
+    from lakewarden.storage.location import Location
     from lakewarden.warehouse.warehouse import Warehouse
 
     # Not read yet: its log may be what is damaged.
     found = Warehouse.unread(uri, opener=opening(options), database=database)
     reading = start(engine, options, Targets(()), None)
     plan = operations.plan(found, request, reading, now=reading.clock.now())
+    if request.to_pin:
+        # Going back writes to the tables, and those may lie elsewhere.
+        ask([Location.parse(row.line.table.location) for row in plan.rows], consent, _QUESTION)
     done = operations.execute(plan) if request.confirm else None
     end_progress()
     location, version = found.location.uri, done.version if done is not None else None

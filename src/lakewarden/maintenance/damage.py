@@ -131,6 +131,8 @@ class _Work:
         self._versions = versions
         self._opening = reading.opening
         self._tasks = tasks
+        # How many lists and manifests there are, nobody knows before.
+        self._most = reading.tasks
         #: What names files by version: lists and manifests of Iceberg tables.
         self._every: list[DataFrame] = []
 
@@ -141,12 +143,12 @@ class _Work:
             parts.append(pin(damage.of_lance(self._versions, self._opening, tasks=self._tasks)))
         if Format.ICEBERG in formats:
             named = pin(damage.of_metadata(self._versions, self._opening, tasks=self._tasks))
-            lists = pin(damage.of_lists(named, self._opening, tasks=self._tasks))
+            lists = pin(damage.of_lists(named, self._opening, tasks=self._most))
             self._every = [named, lists]
             both = named.unionByName(lists)
             parts += [
                 *self._every,
-                pin(damage.of_manifests(both, self._opening, tasks=self._tasks)),
+                pin(damage.of_manifests(both, self._opening, tasks=self._most)),
             ]
         return _union(parts)
 

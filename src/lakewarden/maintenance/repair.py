@@ -15,7 +15,15 @@ from datetime import datetime
 from fnmatch import fnmatch
 from functools import cache
 
-from lakewarden.errors import Conflict, Damaged, ErrorKind, Exit, LakewardenError, StorageError
+from lakewarden.errors import (
+    Conflict,
+    Damaged,
+    ErrorKind,
+    Exit,
+    LakewardenError,
+    NotFound,
+    StorageError,
+)
 from lakewarden.maintenance import damage, log_damage
 from lakewarden.maintenance.damage import Finding
 from lakewarden.maintenance.kept import Pinned, unpublished
@@ -129,6 +137,11 @@ def plan(warehouse: Warehouse, request: Request, reading: Reading, *, now: datet
     if pinned.trouble is not None and not findings:
         findings.append(log_damage.unread_history(pinned.trouble))
     names = {".".join(one.name) for one in base.manifest.tables.values() if request.wants(one)}
+    if request.tables and not names:
+        raise NotFound(
+            f"no table of {warehouse.location.uri} is called like {', '.join(request.tables)}; "
+            f"lakewarden tables {warehouse.location.uri} lists them"
+        )
     found = damage.find([one for one in tables if one.key in names], reading, costs)
     rows = [_row(line, request, found) for line in lines if request.wants(line.table)]
     return RepairPlan(warehouse, request, base, rows, [*found, *findings], costs=costs)
@@ -150,28 +163,23 @@ def _lines(
         store = warehouse.opener(Location.parse(table.location))
         if table.format is Format.ICEBERG:
             # A branch has a table's metadata for its own once it has changed it.
-            own = (
+            mine = [
                 Line(table, view.branch, pin, pin)
                 for view in views
-                if (pin := _own(manifest, view.branch, table)) is not None
-            )
-            return [iceberg_drift.examine(one, store, known, announced, now) for one in own]
+                if (pin := manifest.branches[view.branch].pins.get(table.id)) is not None
+            ]
+            return [iceberg_drift.examine(one, store, known, announced, now) for one in mine]
         try:
             tree = drift.forks_of(table, store) if len(views) > 1 else frozenset[str]()
         except LakewardenError as error:
-            tree = frozenset()
-            first = next(drift.line_of(view, table, tree) for view in views)
-            return [] if first is None else [first.failed(error)]
-        mine = (drift.line_of(view, table, tree) for view in views)
-        return [drift.examine(one, store) for one in mine if one is not None]
+            own = (drift.line_of(view, table, frozenset()) for view in views)
+            return [one.failed(error) for one in own if one is not None]
+        found = (drift.line_of(view, table, tree) for view in views)
+        return [drift.examine(one, store) for one in found if one is not None]
 
     ordered = sorted(tables.values(), key=lambda one: one.name)
     for found in concurrently(look, ordered):
         yield from found
-
-
-def _own(manifest: Manifest, branch: str, table: Table) -> Pin | None:
-    return manifest.branches[branch].pins.get(table.id)
 
 
 def _row(line: Line, request: Request, found: Sequence[Finding]) -> Row:

@@ -179,8 +179,8 @@ def _opening(opening: Opening, names: Any) -> Stage:
 
 
 def _fetch(stores: ReadStores, row: Row) -> tuple[Row, bytes | LakewardenError]:
-    where = Location.parse(row["uri"])
     try:
+        where = Location.parse(row["uri"])
         return row, stores(where).get(where.key)
     except NotFound as error:
         if row.get("also"):
