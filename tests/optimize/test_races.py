@@ -115,7 +115,9 @@ def check_calm(tuner: Tuner, place: Any, path: Path, changes: Sequence[Changed])
 
 
 @pytest.mark.parametrize(
-    "stable", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["addresses", "stable ids"]
+    "stable",
+    [False, pytest.param(True, marks=pytest.mark.nightly)],
+    ids=["addresses", "stable ids"],
 )
 def test_a_writer_without_pause_loses_nothing_to_optimize_in_a_loop(
     tuner: Tuner, tmp_path: Path, stable: bool
@@ -187,7 +189,10 @@ def test_a_writer_that_never_waits_is_not_held_up(
         changes = beside.stop()
     assert sum(change.refused for change in changes) <= len(changes) // 20, seed
     check_calm(
-        tuner, lake.place if lake else lambda: alone(root), lake.path("t") if lake else root, changes
+        tuner,
+        lake.place if lake else lambda: alone(root),
+        lake.path("t") if lake else root,
+        changes,
     )
 
 
@@ -256,7 +261,9 @@ def check_ids(found: Any) -> None:
 
 # -- power cuts ------------------------------------------------------------------------------------
 
-MOMENTS = [(kind, stage) for kind in ("alone", "lake") for stage in ("rewrite", "commit", "reindex")]
+MOMENTS = [
+    (kind, stage) for kind in ("alone", "lake") for stage in ("rewrite", "commit", "reindex")
+]
 
 
 def test_an_optimize_killed_at_any_moment_is_finished_by_the_next(

@@ -183,8 +183,11 @@ def echo(targets: Targets, consent: Consent, engine: Engine) -> None:
         output.to_stderr(f"target   … and {len(named) - 5} more")
 
 
-def ask(places: Sequence[Location], consent: Consent) -> Consent:
-    """Get consent to delete from these places, or refuse; a person is asked once."""
+_DELETING = "Delete from a store that is not local, as the plan will say?"
+
+
+def ask(places: Sequence[Location], consent: Consent, question: str = _DELETING) -> Consent:
+    """Get consent to change these places, or refuse; a person is asked once."""
     if not consent.confirm or consent.yes or all(place.is_local for place in places):
         return consent
     if consent.json or not sys.stdin.isatty():
@@ -192,9 +195,7 @@ def ask(places: Sequence[Location], consent: Consent) -> Consent:
             ErrorKind.CONSENT,
             "the target is not local and nobody is here to ask; nothing was touched: add --yes to consent",
         )
-    typer.confirm(
-        "Delete from a store that is not local, as the plan will say?", abort=True, err=True
-    )
+    typer.confirm(question, abort=True, err=True)
     return replace(consent, yes=True)
 
 
