@@ -85,7 +85,7 @@ def summary(table: Table) -> Mapping[str, str]:
     current = table.current_snapshot()
     assert current is not None
     assert current.summary is not None
-    return current.summary
+    return {"operation": current.summary.operation.value, **current.summary.additional_properties}
 
 
 def shared_deletes(table: Table, gone: set[int]) -> None:

@@ -5,8 +5,8 @@ with many deleted rows is rewritten whatever its size.  Files that are large eno
 are too large, too: readers split them, and nobody gains by more files.
 
 A group must be worth it: enough files, or enough bytes for a whole new one, and fewer files after
-than before.  Files that one rewrite has left in a partition count as one, since it would leave them
-again: so nothing is left to do for a second run, even where rows pack better than was expected.
+than before.  What an earlier rewrite has made, for files of this size, does not count, though it may
+come along: so a second run finds nothing to do, even where rows pack better than was expected.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Sized:
     live_bytes: int
     #: Share of deleted rows.
     deleted: float = 0.0
-    #: The rewrite that has left it, if it was for files of this size.
-    left_by: int | None = None
+    #: A rewrite has made it, for files of this size.
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ def regroup(files: Iterable[Sized], wanted: Wanted) -> list[Group]:
     groups: list[list[Sized]] = []
     filling: list[Sized] = []
     held = 0
-    for file in files:
+    # What is settled comes last: new files then fall into the groups they would fall into without.
+    for file in sorted(files, key=lambda one: one.settled):
         if file.deleted < wanted.deletions and file.bytes >= SMALL * wanted.target_bytes:
             continue
         if file.live_bytes >= wanted.target_bytes:
@@ -86,7 +87,6 @@ def _is_worth_it(group: Group, wanted: Wanted) -> bool:
         return True
     if group.outputs >= len(group.members):
         return False
-    rewrites = {file.left_by for file in group.members if file.left_by is not None}
-    apart = len(rewrites) + sum(file.left_by is None for file in group.members)
-    filled = sum(file.live_bytes for file in group.members) >= wanted.target_bytes
-    return apart >= wanted.min_files or (filled and apart > 1)
+    fresh = [file for file in group.members if not file.settled]
+    filled = sum(file.live_bytes for file in fresh) >= wanted.target_bytes
+    return filled or len(fresh) >= wanted.min_files

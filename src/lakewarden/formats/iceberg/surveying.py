@@ -197,17 +197,17 @@ class Survey:
             file.file_size_in_bytes,
             found.live_bytes,
             found.deleted_rows / max(file.record_count, 1),
-            self._left_by(found.entry.snapshot_id, wanted.target_bytes),
+            self._is_settled(found.entry.snapshot_id, wanted.target_bytes),
         )
 
-    def _left_by(self, snapshot_id: int | None, target: int) -> int | None:
-        """Return the snapshot, if it was a rewrite to files of at least this size."""
+    def _is_settled(self, snapshot_id: int | None, target: int) -> bool:
+        """Tell whether a snapshot was a rewrite to files of at least this size."""
         snapshot = None if snapshot_id is None else self._metadata.snapshot_by_id(snapshot_id)
         if snapshot is None or snapshot.summary is None:
-            return None
+            return False
         packed = snapshot.summary.get(PACKED)
         is_rewrite = snapshot.summary.operation is Operation.REPLACE
-        return snapshot_id if is_rewrite and packed and int(packed) >= target else None
+        return is_rewrite and packed is not None and int(packed) >= target
 
     def deletes_left(
         self, held: Sequence[ManifestEntry], *, complete: bool
