@@ -173,7 +173,13 @@ class Alone:
         version = Version(_uri(place), found.version, self.options(place))
         work = compacting.plan(found, rules)
         return LanceJob(
-            key, Format.LANCE, work.pieces, work.shape, head=work.version, version=version
+            key,
+            Format.LANCE,
+            work.pieces,
+            work.shape,
+            work.left_alone,
+            head=work.version,
+            version=version,
         )
 
     def options(self, place: Location) -> dict[str, str]:
@@ -300,6 +306,7 @@ class Together:
             Format.LANCE,
             work.pieces,
             work.shape,
+            work.left_alone,
             pinned=pin.version,
             head=head,
             version=version,
