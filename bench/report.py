@@ -276,6 +276,46 @@ def _commits(line: dict[str, Any]) -> str:
     return f"{line['per_second']:.1f} ({1000 * line['median']:.0f}, {1000 * line['worst']:.0f})"
 
 
+def optimize(found: dict[str, Any]) -> dict[str, str]:
+    """Return the tables on optimize."""
+    lines = []
+    for part, peer, what in (
+        ("lance", "pylance", "one Lance table"),
+        ("fleet", "pylance", "fifty Lance tables"),
+        ("iceberg", "iceberg", "one Iceberg table"),
+    ):
+        line = found.get(part)
+        if line is None:
+            continue
+        mine, other = line["lakewarden"], line[peer]
+        lines.append(
+            [
+                f"{what}, {line['mib']:,} MiB",
+                f"{mine['seconds']:.1f}",
+                "`compact_files`, `optimize_indices`"
+                if peer == "pylance"
+                else "`rewrite_data_files`",
+                f"{other['seconds']:.1f}",
+                f"{other['seconds'] / mine['seconds']:.1f}",
+                f"{line['memory_mib']:,}",
+            ]
+        )
+    head = ["", "Lakewarden s", "peer", "peer s", "peer / Lakewarden", "worker MiB"]
+    counts = found.get("workers", {})
+    alone = counts.get("1", {}).get("seconds")
+    spread = table(
+        ["workers", "s", "faster than one"],
+        [
+            [number, f"{line['seconds']:.1f}", f"{alone / line['seconds']:.2f}"]
+            for number, line in counts.items()
+        ],
+    )
+    return {
+        "OPTIMIZE": table(head, lines) if lines else "Not measured yet.",
+        "OPTIMIZE-WORKERS": spread if counts else "Not measured yet.",
+    }
+
+
 def picture(results: dict[str, Any]) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
     for axis, kind in zip(axes, ("append", "overwrite"), strict=True):
@@ -339,6 +379,7 @@ def main() -> None:
         ),
         **iceberg(results.get("iceberg", {})),
         **warehouse(results.get("warehouse", {})),
+        **optimize(results.get("optimize", {})),
     }.items():
         text = text.replace(f"<{name}>", content)
     PAGE.write_text(text)

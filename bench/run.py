@@ -26,6 +26,7 @@ from typing import Any
 
 import iceberg
 import lance
+import optimize
 import warehouse
 from tables import age, fleet, grow, linked, rows
 
@@ -266,10 +267,11 @@ PARTS = ("history", "young", "s3", "fleet", "memory", "cold")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    known = [*PARTS, *iceberg.PARTS, *warehouse.PARTS]
+    known = [*PARTS, *iceberg.PARTS, *warehouse.PARTS, *optimize.PARTS]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(known)}")
     parser.add_argument("--sizes", default="500,1000,2000,4000,8000")
     parser.add_argument("--iceberg-sizes", help="instead of each part's own")
+    parser.add_argument("--optimize-mib", type=int, default=optimize.MIB)
     parser.add_argument("--base", default=str(Path(tempfile.gettempdir()) / "lakewarden-bench"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--probe")
@@ -296,6 +298,12 @@ def main() -> None:
     iceberg.measure(parts, base, sizes, keep_iceberg)
     warehouse.measure(
         parts, lambda found: keep({"warehouse": {**results.get("warehouse", {}), **found}})
+    )
+    optimize.measure(
+        parts,
+        base,
+        args.optimize_mib,
+        lambda found: keep({"optimize": {**results.get("optimize", {}), **found}}),
     )
 
 

@@ -21,6 +21,10 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!lakewarden\b).*")]
 # Values inside plans and receipts that callers need not know.
 nitpick_ignore = [
     ("py:class", "lakewarden.errors.Exit"),
+    ("py:class", "lakewarden.maintenance.optimize.Request"),
+    ("py:class", "lakewarden.maintenance.places.Place"),
+    ("py:class", "lakewarden.maintenance.rewriting.Job"),
+    ("py:class", "lakewarden.packing.Coverage"),
     ("py:class", "lakewarden.pipeline.frames.Root"),
     ("py:class", "lakewarden.pipeline.listing.Unit"),
     ("py:class", "lakewarden.storage.location.Location"),

@@ -240,8 +240,8 @@ def _check_heads(history: History, pins: Pins, now: datetime) -> None:
             raise Refused(
                 ErrorKind.DRIFT,
                 f"version {found}{where} was written past the warehouse, which knows the table up to "
-                f"{head}; what it needs is not known to the log, so nothing goes: move the manifests "
-                f"from {head + 1} on away, and write their rows again",
+                f"{head}; what it needs is not known to the log, so nothing goes: see what it is with "
+                "lakewarden repair WAREHOUSE",
             )
         if found < head:
             raise Refused(

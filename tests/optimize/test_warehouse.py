@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import lance
@@ -12,25 +9,20 @@ import pytest
 
 from lakewarden.errors import Exit
 from lakewarden.maintenance import places
-from lakewarden.maintenance.places import Together, Visit
 from lakewarden.warehouse.lance import Namespace
 from lakewarden.warehouse.warehouse import Warehouse
-from tests.optimize.tuning import Lake, Tuner, everything, rows, some, unindexed, uses_index
+from tests.optimize.tuning import (
+    Interrupted,
+    Lake,
+    Tuner,
+    everything,
+    rows,
+    some,
+    unindexed,
+    uses_index,
+)
 
 pytestmark = pytest.mark.spark
-
-
-@dataclass
-class Interrupted(Together):
-    """Lets something happen right before everything is published."""
-
-    act: Callable[[], None] = lambda: None
-
-    @contextmanager
-    def visiting(self) -> Iterator[Visit]:
-        with super().visiting() as visit:
-            yield visit
-            self.act()
 
 
 def test_all_tables_become_one_version_of_the_system(tuner: Tuner, lake: Lake) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from pyspark.sql import SparkSession
 from lakewarden.maintenance import optimize
 from lakewarden.maintenance.fleet import parse_targets
 from lakewarden.maintenance.optimize import Plan, Receipt, Request
-from lakewarden.maintenance.places import Alone, Place, Together
+from lakewarden.maintenance.places import Alone, Place, Together, Visit
 from lakewarden.maintenance.survey import Reading
 from lakewarden.packing import Rules
 from lakewarden.storage.opening import Opener
@@ -54,6 +56,19 @@ def alone(*paths: Path, recursive: bool = False, **options: Any) -> Alone:
 
 def together(root: Path, **options: Any) -> Together:
     return Together(Warehouse.open(str(root)), **options)
+
+
+@dataclass
+class Interrupted(Together):
+    """Lets something happen right before everything is published."""
+
+    act: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def visiting(self) -> Iterator[Visit]:
+        with super().visiting() as visit:
+            yield visit
+            self.act()
 
 
 def some(start: int, number: int = 100) -> pa.Table:

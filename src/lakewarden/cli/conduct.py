@@ -13,6 +13,7 @@ import typer
 from lakewarden.cli import output
 from lakewarden.cli.options import opening, pairs
 from lakewarden.errors import Conflict, ErrorKind, Exit, LakewardenError, NotFound, Refused
+from lakewarden.world import SystemClock
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Stages from the start of Spark to the last manifest.
 _STAGES = 7
+#: Between two lines about one stage in a log.
+_QUIET_SECONDS = 15.0
 #: Times a table that changed under its plan is planned again.
 _ATTEMPTS = 3
 
@@ -180,8 +183,11 @@ def echo(targets: Targets, consent: Consent, engine: Engine) -> None:
         output.to_stderr(f"target   … and {len(named) - 5} more")
 
 
-def ask(places: Sequence[Location], consent: Consent) -> Consent:
-    """Get consent to delete from these places, or refuse; a person is asked once."""
+_DELETING = "Delete from a store that is not local, as the plan will say?"
+
+
+def ask(places: Sequence[Location], consent: Consent, question: str = _DELETING) -> Consent:
+    """Get consent to change these places, or refuse; a person is asked once."""
     if not consent.confirm or consent.yes or all(place.is_local for place in places):
         return consent
     if consent.json or not sys.stdin.isatty():
@@ -189,9 +195,7 @@ def ask(places: Sequence[Location], consent: Consent) -> Consent:
             ErrorKind.CONSENT,
             "the target is not local and nobody is here to ask; nothing was touched: add --yes to consent",
         )
-    typer.confirm(
-        "Delete from a store that is not local, as the plan will say?", abort=True, err=True
-    )
+    typer.confirm(question, abort=True, err=True)
     return replace(consent, yes=True)
 
 
@@ -231,10 +235,10 @@ def look_at(target: str, storage: list[str], catalog: list[str]) -> tuple[str, L
 def start(engine: Engine, options: dict[str, str], targets: Targets, lake: Lake | None) -> Reading:
     from lakewarden.cli import session
     from lakewarden.maintenance.survey import Reading
-    from lakewarden.world import SystemClock
 
     stages("start Spark", engine.words)
     spark = session.start(engine)
+    session.watch(spark, stages.tasks)
     return Reading(
         spark,
         opening(targets.iceberg.storage_options(lake) | options),
@@ -250,9 +254,22 @@ class Stages:
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
+        self._words = ""
+        self._told = 0.0
+
+    def tasks(self, done: int, total: int) -> None:
+        """Say how far the running stage is; elsewhere than on a terminal only now and then."""
+        words = f"{self._words}: {done:,} of {total:,} tasks"
+        bar, now = self._bar, SystemClock().elapsed()
+        if bar is not None:
+            bar.update(bar.task_ids[0], description=words)
+        elif now - self._told > _QUIET_SECONDS and not sys.stderr.isatty():
+            self._told = now
+            output.to_stderr(f"stage    {words}")
 
     def __call__(self, stage: str, detail: str) -> None:
-        words = f"{stage} ({detail})" if detail else stage
+        words = self._words = f"{stage} ({detail})" if detail else stage
+        self._told = SystemClock().elapsed()
         if not sys.stderr.isatty():
             output.to_stderr(f"stage    {words}")
             return

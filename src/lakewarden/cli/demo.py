@@ -1,7 +1,7 @@
 """Builds small tables with a history, cleans them, and proves that every kept version still reads.
 
 Lance tables and an Iceberg table in one run, as `lakewarden cleanup DIR iceberg://demo` would do it;
-then a warehouse of both formats: a load of two tables, a tag, a bad load, going back, cleaning.
+then a warehouse of both formats: a load of two tables, a tag, a bad load, going back, optimizing, cleaning.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from pyiceberg.table import StaticTable
 from lakewarden.cli import output
 from lakewarden.cli.session import Engine, cores, start
 from lakewarden.errors import ErrorKind, LakewardenError
-from lakewarden.maintenance import cleanup, removal
+from lakewarden.maintenance import cleanup, optimize, removal
 from lakewarden.maintenance import warehouse as warehouses
 from lakewarden.maintenance.fleet import open_lake, parse_targets
+from lakewarden.maintenance.places import Together
 from lakewarden.maintenance.survey import Reading
 from lakewarden.retention import OnTagged
 from lakewarden.storage.opening import Opener
@@ -133,6 +134,7 @@ def show_warehouse(lance: Any, place: Path, reading: Reading) -> None:
     _say(f"$ lakewarden log {place} --limit 4")
     for logged in warehouse.history(4):
         _say(f"  {logged.version:>3}  {logged.transaction.message}")
+    _optimize(lance, warehouse, place, reading)
     tagged, head = warehouse.read(tag="training"), warehouse.read()
     before = [_seen(lance, warehouse, view) for view in (tagged, good, head)]
     _say(f"$ lakewarden cleanup {place} --keep 4 --min-age 0s --confirm")
@@ -143,6 +145,24 @@ def show_warehouse(lance: Any, place: Path, reading: Reading) -> None:
     if receipt.failed or before != [_seen(lance, warehouse, one) for one in (tagged, good, head)]:
         raise LakewardenError(ErrorKind.DAMAGED_VERSION, "a kept version reads differently now")
     _say("proof    the tag, the version before the bad load and the newest read as before")
+
+
+def _optimize(lance: Any, warehouse: Warehouse, place: Path, reading: Reading) -> None:
+    """Rewrite the small files of both tables; raise if a row is not what it was."""
+    view = warehouse.read()
+    before = _seen(lance, warehouse, view)
+    _say(f"$ lakewarden optimize {place}")
+    planned = optimize.plan(Together(warehouse), optimize.Request(), reading)
+    receipt = optimize.execute(planned, reading)
+    for row in receipt.rows:
+        if row.before and row.after:
+            _say(f"  {row.table_key}: {row.before.files} files became {row.after.files}")
+    after = warehouse.read()
+    same = before == _seen(lance, warehouse, view) == _seen(lance, warehouse, after)
+    if receipt.failed or receipt.version != after.version or not same:
+        raise LakewardenError(ErrorKind.DAMAGED_VERSION, "a row is not what it was")
+    _say(f"proof    version {after.version} has the same rows in fewer files, and version "
+         f"{view.version} is as it was")  # fmt: skip
 
 
 def _seen(lance: Any, warehouse: Warehouse, view: View) -> list[int]:

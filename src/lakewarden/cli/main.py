@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import lakewarden
-from lakewarden.cli import optimizing, output, warehouse
+from lakewarden.cli import optimizing, output, repairing, warehouse
 from lakewarden.cli.conduct import (
     Consent,
     ask,
@@ -82,6 +82,7 @@ storage_app = typer.Typer(help="About object stores.", no_args_is_help=True)
 app.add_typer(storage_app, name="storage")
 optimizing.register(app)
 warehouse.register(app)
+repairing.register(app)
 
 
 @app.callback()

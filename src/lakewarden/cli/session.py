@@ -10,12 +10,13 @@ import socket
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lakewarden.errors import ErrorKind, LakewardenError, UsageError
@@ -31,6 +32,8 @@ _GIB = 1024**3
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Xlog:disable"
 #: A half-written class archive is younger than this.
 _ARCHIVE_SETTLED_SECONDS = 60
+#: Between two looks at what is running.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,39 @@ def start(engine: Engine) -> SparkSession:
             ErrorKind.SPARK,
             f"Spark did not start on {engine.words} ({first}); see {log}, check --master or --remote",
         ) from error
+
+
+def watch(spark: SparkSession, tell: Callable[[int, int], None]) -> None:
+    """Tell from now on, about once a second, how many tasks of the running stages are done."""
+    register = getattr(spark, "registerProgressHandler", None)
+    if register is not None and not hasattr(spark, "_jsparkSession"):
+
+        def handler(stages: Any = (), **_: Any) -> None:
+            tell(
+                sum(one.num_completed_tasks for one in stages), sum(one.num_tasks for one in stages)
+            )
+
+        register(handler)
+        return
+    # Only to be shown; what is computed goes through the DataFrame API alone.
+    tracker = spark.sparkContext.statusTracker()
+
+    def look() -> None:
+        while True:
+            SystemClock().sleep(_LOOK_SECONDS)
+            stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+            running = [one for one in stages if one is not None]
+            if running:
+                done = sum(one.numCompletedTasks for one in running)
+                tell(done, sum(one.numTasks for one in running))
+
+    Thread(target=_until_it_ends, args=(look,), daemon=True).start()
+
+
+def _until_it_ends(look: Callable[[], None]) -> None:
+    # The session is gone, and with it what there was to look at.
+    with suppress(Exception):
+        look()
 
 
 def failure_of_spark(error: Exception) -> LakewardenError | None:

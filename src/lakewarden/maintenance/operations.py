@@ -14,24 +14,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, overload
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from lakewarden import packing
 from lakewarden.errors import LakewardenError
 from lakewarden.formats.iceberg.paths import Equality
 from lakewarden.maintenance import cleanup, fleet, removal
+from lakewarden.maintenance import optimize as optimizing
 from lakewarden.maintenance import plan as plans
 from lakewarden.maintenance import warehouse as warehouses
 from lakewarden.maintenance.cleanup import Cleanup
 from lakewarden.maintenance.fleet import IcebergTargets
+from lakewarden.maintenance.optimize import Plan as OptimizePlan
+from lakewarden.maintenance.optimize import Receipt as OptimizeReceipt
+from lakewarden.maintenance.places import Alone, Place, Together
 from lakewarden.maintenance.plan import Plan
 from lakewarden.maintenance.removal import Receipt
 from lakewarden.maintenance.safety import UNVERIFIED_AFTER, Breakers
 from lakewarden.maintenance.survey import Reading
 from lakewarden.maintenance.warehouse import WarehousePlan
 from lakewarden.model import MAIN, Guard, PrefixMismatch, parse_duration
+from lakewarden.packing import DELETIONS
 from lakewarden.pipeline.frames import ReadStores, Stores
 from lakewarden.retention import MIN_AGE, OnTagged
 from lakewarden.storage.opening import Opener
@@ -194,6 +200,43 @@ def plan_orphans(
     return cleanup.plan(where, request, reading, now=reading.clock.now())
 
 
+def plan_optimize(
+    spark: SparkSession,
+    targets: str | Sequence[str] | Warehouse,
+    *,
+    target_bytes: int | None = None,
+    min_files: int | None = None,
+    deletions: float = DELETIONS,
+    max_bytes: int | None = None,
+    where: str | None = None,
+    tables: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    recursive: bool = False,
+    branch: str = MAIN,
+    catalog: Catalogs | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    concurrency: int = optimizing.CONCURRENCY,
+) -> OptimizePlan:
+    """Plan fewer and larger files and complete indices; see `lakewarden optimize`."""
+    request = optimizing.Request(
+        packing.Rules(target_bytes, min_files, deletions, max_bytes), where, concurrency
+    )
+    if isinstance(targets, Warehouse):
+        place: Place = Together(targets, branch, tuple(tables), tuple(exclude))
+        reading = Reading(spark, targets.opener, SystemClock(), TASKS)
+        return optimizing.plan(place, request, reading)
+    targeted = _targets(targets, recursive=recursive, protect=(), exclude=exclude)
+    reading = _reading(spark, targeted, catalog, storage_options, TASKS)
+    assert isinstance(reading.opening, Opener)
+    place = Alone(targeted, reading.opening, reading.lake, tuple(tables))
+    return optimizing.plan(place, request, reading)
+
+
+@overload
+def execute(spark: SparkSession, plan: OptimizePlan) -> OptimizeReceipt: ...
+
+
+@overload
 def execute(
     spark: SparkSession,
     plan: Plan | WarehousePlan,
@@ -203,8 +246,23 @@ def execute(
     catalog: Catalogs | None = None,
     storage_options: Mapping[str, str] | None = None,
     tasks: int = TASKS,
-) -> Receipt:
-    """Delete what the plan says; tables that changed since are left alone and say so."""
+) -> Receipt: ...
+
+
+def execute(
+    spark: SparkSession,
+    plan: Plan | WarehousePlan | OptimizePlan,
+    *,
+    breakers: Breakers | None = None,
+    rate_limit: float | None = None,
+    catalog: Catalogs | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    tasks: int = TASKS,
+) -> Receipt | OptimizeReceipt:
+    """Do what the plan says; tables that changed since are left alone, or tried again, and say so."""
+    if isinstance(plan, OptimizePlan):
+        reading = Reading(spark, Opener(), SystemClock(), tasks)
+        return optimizing.execute(plan, reading)
     if isinstance(plan, WarehousePlan):
         reading = Reading(spark, plan.warehouse.opener, SystemClock(), tasks)
         return warehouses.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)

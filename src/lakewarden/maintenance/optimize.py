@@ -261,7 +261,7 @@ class _Run:
         pairs = [(one, piece) for one in fresh for piece in one.job.pieces]
         size = sum(piece.bytes for _, piece in pairs)
         with self._rewriting(len(pairs), size):
-            done = errands.run(self._reading.spark, [one.job.errand(piece) for one, piece in pairs])
+            done = self._sent([(one.job, piece) for one, piece in pairs])
         for one in fresh:
             one.results = []
         for (one, _), back in zip(pairs, done, strict=True):
@@ -271,6 +271,12 @@ class _Run:
             else:
                 one.results.append(back.brought)
         return list(tables)
+
+    def _sent(self, pieces: Sequence[tuple[Job, Any]]) -> list[errands.Back[Any]]:
+        """Let workers rewrite pieces, as one job."""
+        work = [job.errand(piece) for job, piece in pieces]
+        weights = [piece.bytes for _, piece in pieces]
+        return errands.run(self._reading.spark, work, weights, self._reading.tasks)
 
     def _rewriting(self, groups: int, size: int) -> AbstractContextManager[None]:
         self._spent += size
@@ -307,7 +313,9 @@ class _Run:
         if not pairs:
             return
         with self.costs.stage(self._reading, "reindex", f"{len(pairs):,} tables"):
-            done = errands.run(self._reading.spark, [errand for _, errand in pairs])
+            work = [errand for _, errand in pairs]
+            weights = [one.job.shape.bytes for one, _ in pairs]
+            done = errands.run(self._reading.spark, work, weights, self._reading.tasks)
             for (one, _), back in zip(pairs, done, strict=True):
                 if back.error is not None:
                     # The files are fine; the indices are as incomplete as they were.
@@ -359,9 +367,7 @@ class _Run:
             return
         size = sum(piece.bytes for _, _, piece in triples)
         with self._rewriting(len(triples), size):
-            done = errands.run(
-                self._reading.spark, [job.errand(piece) for _, job, piece in triples]
-            )
+            done = self._sent([(job, piece) for _, job, piece in triples])
         for (one, _, _), back in zip(triples, done, strict=True):
             # If it went wrong the table is better than before all the same; the next run sees it.
             one.rest += [back.brought] if back.error is None else []

@@ -173,7 +173,13 @@ class Alone:
         version = Version(_uri(place), found.version, self.options(place))
         work = compacting.plan(found, rules)
         return LanceJob(
-            key, Format.LANCE, work.pieces, work.shape, head=work.version, version=version
+            key,
+            Format.LANCE,
+            work.pieces,
+            work.shape,
+            work.left_alone,
+            head=work.version,
+            version=version,
         )
 
     def options(self, place: Location) -> dict[str, str]:
@@ -283,8 +289,9 @@ class Together:
         tables.publish(table, pin)
         options = tables.options() or {}
         head = _lance(uri_of(table, pin), None, options).version
-        if head > pin.version and self._pin_now(table) == pin:
-            raise Skip("drift_needs_repair", pin.version, head)
+        if head > pin.version:
+            pin = self._newer(table, pin, head)
+            head = max(head, pin.version)
         if head < pin.version:
             raise Damaged(
                 ErrorKind.DRIFT,
@@ -299,15 +306,20 @@ class Together:
             Format.LANCE,
             work.pieces,
             work.shape,
+            work.left_alone,
             pinned=pin.version,
             head=head,
             version=version,
         )
 
-    def _pin_now(self, table: Table) -> Pin | None:
-        """Return the pin after another look: somebody may have committed since."""
+    def _newer(self, table: Table, seen: Pin, head: int) -> Pin:
+        """Return the pin after another look: somebody may have committed since; else it is drift."""
         with self._lock:
-            return self.warehouse.read(branch=self.branch).pins.get(table.id)
+            now = self.warehouse.read(branch=self.branch).pins.get(table.id)
+        if now is None or now == seen:
+            raise Skip("drift_needs_repair", seen.version, head)
+        tables_of(self.warehouse).publish(table, now)
+        return now
 
     def _find(self, key: str) -> tuple[View, Table, Pin | None]:
         with self._lock:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lakewarden.errors import Conflict, ErrorKind, LakewardenError
-from lakewarden.formats.iceberg import rewriting
+from lakewarden.formats.iceberg import rewriting, rewritten
 from lakewarden.formats.lance import compacting
 from lakewarden.formats.lance.rehearsal import Version
 from lakewarden.model import MAINTENANCE, OPTIMIZE, Format
 from lakewarden.packing import Rules, Shape
 from lakewarden.pipeline.errands import Errand
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table as IcebergTable
 
 _OURS = {MAINTENANCE: OPTIMIZE}
 
@@ -179,12 +181,11 @@ class LanceJob(Job):
 
 @dataclass(frozen=True)
 class _IcebergRewrite:
-    #: The table's metadata and the properties of its storage, pickled.
     table: bytes
-    piece: rewriting.Piece
+    piece: rewritten.Piece
 
-    def run(self) -> Any:
-        return rewriting.rewrite(self.piece, self.table)
+    def run(self) -> rewritten.Rewritten:
+        return rewritten.rewrite(self.piece, self.table)
 
 
 @dataclass(frozen=True)
@@ -192,54 +193,64 @@ class IcebergJob(Job):
     """Of an Iceberg table."""
 
     work: rewriting.Work = field(kw_only=True)
+    #: What workers must know of it.
     table: bytes = field(kw_only=True, repr=False)
 
     @classmethod
-    def of(cls, key: str, table: Any, work: rewriting.Work, pinned: int | None) -> IcebergJob:
-        packed = pickle.dumps((table.metadata, table.io.properties))
+    def of(
+        cls, key: str, table: IcebergTable, work: rewriting.Work, pinned: int | None
+    ) -> IcebergJob:
         reasons: Counter[str] = Counter()
         for one in work.skipped:
             reasons[one.reason] += one.files
-        shape = Shape(
-            work.files, work.bytes, work.rows, work.deleted_rows, work.delete_files, work.manifests
-        )
         return cls(
             key,
             Format.ICEBERG,
             work.pieces,
-            shape,
+            Shape(
+                work.files,
+                work.bytes,
+                work.rows,
+                work.deleted_rows,
+                work.delete_files,
+                work.manifests,
+            ),
             dict(reasons),
             pinned,
             work.snapshot_id,
             work=work,
-            table=packed,
+            table=rewritten.described(table),
         )
 
     @property
     def needed(self) -> bool:
-        return bool(self.pieces) or self.work.rewrite_manifests
+        return bool(self.pieces or self.work.merge_manifests or self.work.dangling)
 
-    def errand(self, piece: rewriting.Piece) -> Errand[Any]:
+    def errand(self, piece: rewritten.Piece) -> Errand[rewritten.Rewritten]:
         return _IcebergRewrite(self.table, piece)
 
-    def commit(self, opened: Opened, results: Sequence[Any]) -> Outcome:
-        removed = added = 0
-        lost: Sequence[Any] = ()
-        if results:
-            done = rewriting.commit(opened.iceberg(), self.work, results, properties=_OURS)
-            removed = sum(one.piece.files for one in done.committed)
-            added = sum(len(one.files) for one in done.committed)
-            lost = done.lost
-        merged = self.work.rewrite_manifests and rewriting.rewrite_manifests(
-            opened.iceberg(), self.work, properties=_OURS
+    def commit(self, opened: Opened, results: Sequence[rewritten.Rewritten]) -> Outcome:
+        done = rewriting.commit(opened.iceberg(), self.work, results, properties=_OURS)
+        mine = [one for one in results if one.piece in done.committed]
+        sources = {piece.number: piece.files for piece in self.work.pieces}
+        merged = None
+        if self.work.merge_manifests:
+            merged = rewriting.rewrite_manifests(
+                opened.iceberg(), self.work, properties=_OURS
+            ).snapshot_id
+        return Outcome(
+            sum(sources[one.piece] for one in mine),
+            sum(len(one.files) for one in mine),
+            [one for one in results if one.piece in done.lost],
+            done.snapshot_id is not None or merged is not None,
         )
-        return Outcome(removed, added, lost, bool(removed or merged))
 
     def index(self, opened: Opened) -> None:  # noqa: ARG002  # Iceberg has none
         return None
 
-    def discard(self, results: Sequence[Any], told: Sequence[Any] = ()) -> None:  # noqa: ARG002
-        from pyiceberg.io import load_file_io  # noqa: PLC0415
-
-        metadata, properties = pickle.loads(self.table)  # noqa: S301  # from ourselves
-        rewriting.discard(results, load_file_io(properties, metadata.location))
+    def discard(
+        self,
+        results: Sequence[rewritten.Rewritten],
+        told: Sequence[Any] = (),  # noqa: ARG002  # no indices
+    ) -> None:
+        rewritten.discard(results, rewritten.storage_of(self.table))

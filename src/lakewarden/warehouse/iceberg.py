@@ -213,7 +213,7 @@ class IcebergTables:
         self._warehouse.opener(found).put_if_absent(
             found.key, packed(json.dumps(new).encode(), uri)
         )
-        return Pin(current.version + 1, uri, snapshots=_named(new))
+        return Pin(current.version + 1, uri, snapshots=snapshots_named(new))
 
     def read(self, table: Table, pin: Pin) -> dict[str, Any]:
         """Return the metadata of a version, as it is written."""
@@ -237,7 +237,7 @@ class IcebergTables:
         found = _placed(uri)
         text = json.dumps(after, separators=(",", ":"), ensure_ascii=False).encode()
         self._warehouse.opener(found).put_if_absent(found.key, packed(text, uri))
-        return Pin(pin.version + 1, uri, snapshots=_named(after))
+        return Pin(pin.version + 1, uri, snapshots=snapshots_named(after))
 
     def clean_metadata(self, before: StagedTable | IcebergTable, after: StagedTable) -> None:
         """Take away metadata files that have fallen out of the log, unless some ref needs them."""
@@ -404,7 +404,9 @@ class WarehouseCatalog(MetastoreCatalog):
                 Location.parse(table.location), self._session.view().manifest
             )
             self._warehouse.mark(table)
-            pin = Pin(0, staged.metadata_location, snapshots=_named(_dumped(staged.metadata)))
+            pin = Pin(
+                0, staged.metadata_location, snapshots=snapshots_named(_dumped(staged.metadata))
+            )
             change = Change(Operation.CREATE, table.id, after=pin, name=name, made=table)
             self._take(change, lambda: self._tables.discard(table, pin))
 
@@ -439,7 +441,7 @@ class WarehouseCatalog(MetastoreCatalog):
             table = replace(table, location=metadata.location, external=True)
             self._warehouse.mark(table)
             number = self._parse_metadata_version(metadata_location)
-            named = _named(_dumped(metadata))
+            named = snapshots_named(_dumped(metadata))
             pin = Pin(max(number, 0), metadata_location, snapshots=named)
             change = Change(Operation.CREATE, table.id, after=pin, name=name, made=table)
             # The file was there before: it is not ours to take away.
@@ -476,7 +478,7 @@ class WarehouseCatalog(MetastoreCatalog):
             )
         self._write(known, pin, current, staged)
         with self._lock:
-            named = _named(_dumped(staged.metadata))
+            named = snapshots_named(_dumped(staged.metadata))
             after = Pin(pin.version + 1, staged.metadata_location, snapshots=named)
             change = Change(_operation(updates), known.id, pin, after)
             self._take(change, lambda: self._tables.discard(known, after))
@@ -640,7 +642,7 @@ def _dumped(metadata: TableMetadata) -> dict[str, Any]:
     return raw
 
 
-def _named(raw: Mapping[str, Any]) -> tuple[int, ...]:
+def snapshots_named(raw: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the snapshots that metadata names: the current one and those of its refs."""
     named: set[int] = {ref["snapshot-id"] for ref in (raw.get("refs") or {}).values()}
     current = raw.get("current-snapshot-id")

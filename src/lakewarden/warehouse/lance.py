@@ -524,9 +524,8 @@ class Namespace(Refusing):
             raise Refused(
                 ErrorKind.DRIFT,
                 f"a client asks for version {version} of {'.'.join(name)}, and the warehouse knows "
-                f"it up to {after - 1}; somebody has written past the warehouse: move the manifests "
-                f"from {after} on out of {uri_of(table, self._pin(table))}/_versions, and write their "
-                "rows again",
+                f"it up to {after - 1}; somebody has written past the warehouse: see what it is with "
+                f"lakewarden repair {self._warehouse.location.uri}",
             )
         raise Conflict(
             ErrorKind.CONFLICT, f"version {version} of {'.'.join(name)} is taken by somebody else"

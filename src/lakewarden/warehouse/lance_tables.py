@@ -84,7 +84,8 @@ class LanceTables:
                 raise Refused(
                     ErrorKind.DRIFT,
                     f"somebody has written {public} of {'.'.join(table.name)} past the warehouse; what "
-                    f"the warehouse committed under that number is in {path}: put that in its place",
+                    f"the warehouse committed under that number is in {path}: put that in its place, and "
+                    f"look for more with lakewarden repair {self._warehouse.location.uri}",
                 ) from None
         store.delete([source])
 
@@ -223,13 +224,7 @@ class LanceTables:
         """
         store, root = self.store(table)
         manifest = whole(store, f"{root}/{pin.path}")
-        if _CLEANS_ITSELF in manifest:
-            raise Refused(
-                ErrorKind.UNSUPPORTED_FEATURE,
-                f"{'.'.join(table.name)} would clean itself by {_CLEANS_ITSELF.decode()}.*, which knows "
-                "nothing of the warehouse's tags and branches; take that out, and set the properties "
-                "lakewarden.auto-cleanup.* instead",
-            )
+        _check_cleaning(table, manifest)
         named = transaction_file(manifest)
         if not named:
             raise Damaged(
@@ -249,6 +244,26 @@ class LanceTables:
         if does == "rewrite" and fork:
             _check_indices(store, root, table, fork, manifest)
         return does
+
+    def check_head(self, table: Table, pin: Pin) -> None:
+        """Raise Refused if a version that everybody sees must not become one of the warehouse."""
+        store, root = self.store(table)
+        manifest = whole(store, f"{root}/{pin.path}")
+        _check_cleaning(table, manifest)
+        fork = forks.directory(pin.path)
+        if fork:
+            _check_indices(store, root, table, fork, manifest)
+
+
+def _check_cleaning(table: Table, manifest: bytes) -> None:
+    """Refuse a version that lets clients clean the table on their own from then on."""
+    if _CLEANS_ITSELF in manifest:
+        raise Refused(
+            ErrorKind.UNSUPPORTED_FEATURE,
+            f"{'.'.join(table.name)} would clean itself by {_CLEANS_ITSELF.decode()}.*, which knows "
+            "nothing of the warehouse's tags and branches; take that out, and set the properties "
+            "lakewarden.auto-cleanup.* instead",
+        )
 
 
 def _check_indices(store: Store, root: str, table: Table, fork: str, manifest: bytes) -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Protocol, Self, TypedDict, Unpack
+from typing import Protocol, Self, TypedDict, Unpack, cast
 
 import sqlalchemy as sa
 
@@ -36,7 +36,7 @@ from lakewarden.errors import (
 from lakewarden.model import WAREHOUSE_MARK, Format
 from lakewarden.storage.contract import creates_if_absent
 from lakewarden.storage.location import Location
-from lakewarden.storage.opening import Opener
+from lakewarden.storage.opening import Opener, read_only
 from lakewarden.storage.store import Store
 from lakewarden.warehouse import names
 from lakewarden.warehouse.commit import Head, Log, Rebase, stands
@@ -197,10 +197,30 @@ class Warehouse:
     @classmethod
     def open(cls, uri: str, **access: Unpack[Access]) -> Self:
         """Open a warehouse."""
-        found = cls._at(uri, access)
-        _check_handler(found.location, found.log, access.get("database"))
+        found = cls.unread(uri, **access)
         found.refresh()
         return found
+
+    @classmethod
+    def unread(cls, uri: str, **access: Unpack[Access]) -> Self:
+        """Return a warehouse of which no version was read yet: its log may be damaged."""
+        found = cls._at(uri, access)
+        _check_handler(found.location, found.log, access.get("database"))
+        return found
+
+    def reading(self) -> Self:
+        """Return the same warehouse with no means to change anything."""
+        store = cast("Store", read_only(self.log.store))
+        handler = self.log.handler
+        if isinstance(handler, StoreHandler):
+            handler = StoreHandler(store, f"{self.log.prefix}/_versions")
+        opener = self.opener
+
+        def opening(location: Location) -> Store:
+            return cast("Store", read_only(opener(location)))
+
+        log = replace(self.log, handler=handler, store=store)
+        return replace(self, log=log, opener=opening, formats={}, on_due=None)
 
     @staticmethod
     def is_at(location: Location, opener: Callable[[Location], Store]) -> bool:

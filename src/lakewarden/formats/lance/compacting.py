@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
@@ -28,6 +28,10 @@ from lakewarden.storage.opening import Opener
 #: Rows that Lance puts into a fragment.
 _TARGET_ROWS = 1024 * 1024
 _MIN_FILES = 2
+#: A fragment of this share of the rows that are wanted is large enough.
+_LARGE = 0.75
+#: Share of the fragments that must be saved for it to be worth writing indices anew.
+_INDEXED_GAIN = 0.05
 #: Indices of Lance's own, which cover nothing.
 _SYSTEM = "__lance"
 _CLEANS_ITSELF = "lance.auto_cleanup."
@@ -65,6 +69,8 @@ class Work:
     version: int
     shape: Shape
     pieces: tuple[Piece, ...]
+    #: Fragments that are left alone, by the reason.
+    left_alone: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +123,30 @@ def plan(found: Any, rules: Rules) -> Work:
     if rules.target_bytes is not None:
         written = max(seen.rows + seen.deleted_rows, 1)
         target = max(1, int(rules.target_bytes / max(seen.bytes / written, 1)))
+    fragments = _fragments(found)
     options = {
         "target_rows_per_fragment": target,
         "materialize_deletions": True,
         "materialize_deletions_threshold": rules.deletions,
+        "excluded_fragment_ids": [one.id for one in fragments if _is_fine(one, target, rules)],
     }
     planned = Compaction.plan(found, options)
-    pieces = (_piece(task, target) for task in planned.tasks)
+    pieces = [_piece(task, target) for task in planned.tasks]
     least = rules.min_files or _MIN_FILES
-    worth = tuple(piece for piece in pieces if piece.files >= least or piece.with_deletions)
-    return Work(found.version, seen, worth)
+    worth = [piece for piece in pieces if piece.files >= least or piece.with_deletions]
+    if seen.indices and not any(piece.with_deletions for piece in worth):
+        # Whatever is rewritten, every index is written anew as a whole.
+        enough = _INDEXED_GAIN * len(fragments)
+        if sum(piece.gain for piece in worth) < enough:
+            left = {"index_costs_more": sum(piece.files for piece in worth)} if worth else {}
+            return Work(found.version, seen, (), left)
+    return Work(found.version, seen, tuple(worth))
+
+
+def _is_fine(fragment: Any, target: int, rules: Rules) -> bool:
+    """Tell whether a fragment is large enough; how many rows make a size is only known roughly."""
+    written, deleted = fragment.physical_rows, _deleted(fragment)
+    return bool(written - deleted >= _LARGE * target and deleted < rules.deletions * written)
 
 
 def _piece(task: Any, target: int) -> Piece:

@@ -84,6 +84,7 @@ _MESSAGES: Mapping[str, Mapping[int, tuple[str, str]]] = {
         10: ("files", "*raw"), 11: ("covering_fields", "*i32"),
     },
     "IndexSection": {1: ("indices", "*Index")},
+    "IndexFile": {1: ("path", "str"), 2: ("size", "u64")},
     "Manifest": {
         1: ("fields", "*raw"), 2: ("fragments", "*raw"), 3: ("version", "u64"),
         4: ("aux", "u64"), 5: ("schema_metadata", "*raw"), 6: ("index_section", "?u64"),
@@ -124,7 +125,7 @@ def _build() -> Mapping[str, Any]:
         name: message_factory.GetMessageClass(
             pool.FindMessageTypeByName(f"lakewarden.lance.{name}")
         )
-        for name in ("Manifest", "Fragments", "IndexSection")
+        for name in ("Manifest", "Fragments", "IndexSection", "IndexFile")
     }
 
 
@@ -194,19 +195,94 @@ def decode(data: bytes, seen: Seen | None = None, context: object = None) -> Man
         seen.remember(context, fresh)
         return manifest
     except (ValueError, struct.error, message.DecodeError) as error:
-        raise Damaged(
-            ErrorKind.CORRUPT_MANIFEST, f"the manifest is corrupt or truncated ({error})"
-        ) from error
+        raise _corrupt(error) from error
 
 
 def transaction_file(data: bytes) -> str:
     """Return the name of the transaction file of a manifest; empty if it has none."""
     try:
         return str(_sections(data)[0].transaction_file)
-    except (ValueError, message.DecodeError) as error:
-        raise Damaged(
-            ErrorKind.CORRUPT_MANIFEST, f"the manifest is corrupt or truncated ({error})"
-        ) from error
+    except (ValueError, struct.error, message.DecodeError) as error:
+        raise _corrupt(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a version has in it, as far as two versions can be compared by it."""
+
+    version: int
+    #: Fragments (their data files, deletions and counts) and columns, as they are written.
+    fragments: tuple[bytes, ...]
+    columns: tuple[bytes, ...]
+    #: Rows that are not deleted; None if some writer has not counted them.
+    rows: int | None
+    #: The file that says what the version changes; empty if there is none.
+    transaction_file: str
+
+
+def contents(data: bytes) -> Contents:
+    """Read what a version has in it.  Raises Damaged if it is corrupt or needs a newer reader."""
+    try:
+        parsed, _ = _sections(data)
+        fragments = _CLASSES["Fragments"].FromString(_rejoin(parsed.fragments)).fragments
+    except (ValueError, struct.error, message.DecodeError) as error:
+        raise _corrupt(error) from error
+    counted = all(
+        one.physical_rows and (not one.HasField("deletion") or one.deletion.deleted_rows)
+        for one in fragments
+    )
+    rows = sum(one.physical_rows - one.deletion.deleted_rows for one in fragments)
+    return Contents(
+        parsed.version,
+        tuple(parsed.fragments),
+        tuple(parsed.fields),
+        rows if counted else None,
+        parsed.transaction_file,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a version needs to be read, with the sizes that it tells; a directory ends with a slash."""
+
+    bases: Mapping[int, Base]
+    named: Mapping[tuple[int | None, str], int | None]
+
+
+def files(data: bytes, seen: Seen | None = None, context: object = None) -> Files:
+    """Read which files a version needs; with `seen`, of fragments those not reported before."""
+    try:
+        parsed, indices = _sections(data)
+        bases = {base.id: Base(base.path, base.is_dataset_root) for base in parsed.base_paths}
+        seen = seen or Seen()
+        context = (context, tuple(sorted(bases.items())))
+        fresh = seen.new(context, parsed.fragments)
+        named: dict[tuple[int | None, str], int | None] = {}
+        for fragment in _CLASSES["Fragments"].FromString(_rejoin(fresh)).fragments:
+            named |= dict.fromkeys(_named_by_fragment(fragment))
+            for file in (*fragment.files, *(one.data_file for one in fragment.overlays)):
+                base = file.base_id if file.HasField("base_id") else None
+                named[base, f"data/{file.path}"] = file.size or None
+        for index in indices.indices:
+            named |= _sizes_of_index(index)
+        seen.remember(context, fresh)
+    except (ValueError, struct.error, message.DecodeError) as error:
+        raise _corrupt(error) from error
+    return Files(bases, named)
+
+
+def _sizes_of_index(index: Any) -> dict[tuple[int | None, str], int | None]:
+    base = index.base_id if index.HasField("base_id") else None
+    directory = f"_indices/{uuid.UUID(bytes=index.uuid.uuid)}/"
+    told = [_CLASSES["IndexFile"].FromString(raw) for raw in index.files]
+    if told:
+        return {(base, f"{directory}{one.path}"): one.size or None for one in told}
+    # Small ones are written into the manifest and have no files.
+    return {} if index.name.startswith(_SYSTEM_INDEX) else {(base, directory): None}
+
+
+def _corrupt(error: Exception) -> Damaged:
+    return Damaged(ErrorKind.CORRUPT_MANIFEST, f"the manifest is corrupt or truncated ({error})")
 
 
 def _sections(data: bytes) -> tuple[Any, Any]:

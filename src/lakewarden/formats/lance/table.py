@@ -69,7 +69,8 @@ def _versions(place: Location, store: ReadStore, directory: str) -> Iterator[Ver
         for key, modified in zip(*columns, strict=True):
             entry = layout.classify(key[len(prefix) :])
             if entry.kind is FileKind.MANIFEST and entry.version is not None:
-                yield Version(entry.version, entry.branch, modified, entry.detached)
+                path = key[len(prefix) :]
+                yield Version(entry.version, entry.branch, modified, entry.detached, path=path)
 
 
 def _paths(place: Location, store: ReadStore, directory: str) -> Iterator[str]:

@@ -31,6 +31,7 @@ OPERATIONS = {
     114: "update_bases",
 }
 _FIRST_OPERATION = 100
+_PROPERTIES = 4
 
 
 def operation(data: bytes) -> str:
@@ -47,6 +48,20 @@ def restored(data: bytes) -> int | None:
         if OPERATIONS.get(number) == "restore":
             return next((version for field, version in _fields(value) if field == 1), 0)
     return None
+
+
+def properties(data: bytes) -> dict[str, str]:
+    """Return what the writer has noted beside the operation."""
+    found: dict[str, str] = {}
+    for number, value in _fields(data):
+        if number == _PROPERTIES and isinstance(value, bytes):
+            pair = dict(_fields(value))
+            found[_text(pair.get(1))] = _text(pair.get(2))
+    return found
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else ""
 
 
 def _fields(data: bytes) -> list[tuple[int, Any]]:
