@@ -186,15 +186,19 @@ class TaskQueue:
         result: Mapping[str, Any] | None = None,
         rate: float | None = None,
         successor: NewTask | None = None,
+        along: Callable[[sa.Connection], None] | None = None,
     ) -> None:
         """End the task.  `rate` is what the run saw, in bytes per second, for the next one to know.
 
-        The successor, if its slot is free then, is queued in the same transaction.  Raises
-        TaskTakenOver if the attempt is not this worker's any more; reporting the same again is fine.
+        What is to be done `along` with it, and the successor, if its slot is free then, are parts of
+        the same transaction, which may be tried several times.  Raises TaskTakenOver
+        if the attempt is not this worker's any more; reporting the same again is fine.
         """
         ending = Ending(TaskStatus.SUCCESS, message, None, result, rate)
 
         def write(connection: sa.Connection, row: Row, now: datetime) -> None:
+            if along is not None:
+                along(connection)
             end(connection, row, ending, now)
             ran = {"ran_at": now} if rate is None else {"ran_at": now, "rate": rate}
             connection.execute(sa.update(SLOT).where(SLOT.c.slot == row.slot).values(ran))
