@@ -61,6 +61,7 @@ class ErrorKind(StrEnum):
     QUEUE_UNKNOWN = "queue_unknown"
     TASK_ACTIVE = "task_active"
     TASK_TAKEN_OVER = "task_taken_over"
+    STOPPED = "stopped"
 
 
 class LakewardenError(Exception):

@@ -1,0 +1,211 @@
+"""Delete what a plan lets go, batch by batch, for as long as somebody says that it may go on.
+
+Who runs a plan unattended may lose the right to: it was asked to stop, or somebody else has taken its
+place because it was not heard of.  So a *gate* is asked before every batch, and its answer holds for a
+while only: whoever deletes looks at the clock before each request, and leaves what is late.  What was
+left is tried again, after another question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Protocol
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+
+from lakewarden.errors import ErrorKind, Interrupted
+from lakewarden.maintenance.plan import Plan, TablePlan
+from lakewarden.maintenance.survey import Costs, Reading
+from lakewarden.model import RemovalStats
+from lakewarden.pipeline import deletion
+from lakewarden.pipeline.deletion import LATE, Pace
+from lakewarden.storage.store import Deletion
+
+#: Files that make it worth another task.
+_FILES_PER_TASK = 4000
+#: What a receipt says of a table for which the gate was closed.
+STOPPED = "stopped before everything was gone; what is gone was unneeded: run again for the rest"
+#: Times in a row that a batch may be too late for its first file.
+_LATE_TIMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What a gate answers: of which tables more may go, and until when, if there is an end."""
+
+    tables: Collection[str]
+    until: datetime | None = None
+
+
+class Gate(Protocol):
+    """Stands before every batch of deletions, and before the commits that precede them."""
+
+    @property
+    def batch_files(self) -> int | None:
+        """Files that may go between two questions; None for all."""
+        ...
+
+    def passing(self, tables: Collection[str]) -> Passage:
+        """Answer for these tables, by their keys.  For which it was closed once, it stays closed."""
+        ...
+
+    def gone(self, files: Mapping[str, int]) -> None:
+        """Hear how many more files of each table are gone."""
+        ...
+
+
+class OpenGate:
+    """Nobody stops anything."""
+
+    batch_files: int | None = None
+
+    def passing(self, tables: Collection[str]) -> Passage:
+        return Passage(tables)
+
+    def gone(self, files: Mapping[str, int]) -> None:
+        """Tell nobody."""
+
+
+@dataclass(slots=True)
+class Deleting:
+    """One plan's deletions under way."""
+
+    plan: Plan
+    reading: Reading
+    costs: Costs
+    gate: Gate
+    rate_limit: float | None
+    #: The tables of which more may go.
+    tables: dict[int, TablePlan]
+    #: What became of files, by table and kind.
+    done: list[Row] = field(default_factory=list)
+    #: Tables for which the gate was closed before everything was done.
+    stopped: set[int] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Delete content, then manifests; all in one job if there is little."""
+        files = sum(table.removal.files_removed for table in self.tables.values())
+        if not files:
+            return
+        together = min(files, self.gate.batch_files or files)
+        tasks = max(1, min(self.reading.tasks, together // _FILES_PER_TASK))
+        size = sum(table.removal.bytes_removed for table in self.tables.values())
+        doomed, is_manifest = self.plan.deletions, deletion.turn() > 0
+        with self.costs.stage(self.reading, "delete", f"{files:,} files, {size:,} bytes"):
+            if tasks == 1 and together == files:
+                self._batch(doomed, self.tables, tasks, in_order=True)
+                return
+            for part in _parts(doomed.filter(~is_manifest), files, together):
+                self._batch(part, self.tables, tasks, in_order=False)
+        with self.costs.stage(self.reading, "delete manifests"):
+            failed = {row.table_id for row in self.done if row.outcome == Deletion.FAILED.value}
+            ready = {number: one for number, one in self.tables.items() if number not in failed}
+            for group in _groups(ready, together):
+                self._batch(doomed.filter(is_manifest), group, tasks, in_order=True)
+
+    def _batch(
+        self, files: DataFrame, tables: Mapping[int, TablePlan], tasks: int, *, in_order: bool
+    ) -> None:
+        """Delete files of these tables; what was late is tried again."""
+        delete = deletion.delete_in_order if in_order else deletion.delete_content
+        for _ in self._tries():
+            until = self._ask()
+            mine = {number: one for number, one in tables.items() if number in self.tables}
+            if not mine:
+                return
+            pace = Pace(tasks, self.rate_limit, self.reading.clock, until)
+            chosen = _of_tables(files, mine, self.plan)
+            found = delete(chosen, self.plan.roots, self.reading.opening, pace).collect()
+            self.costs.add_noted(found, "kind", "files")
+            if not self._note([row for row in found if row.note is None]):
+                return
+
+    def _tries(self) -> Iterator[None]:
+        """Go on for as long as something is deleted each time."""
+        idle = 0
+        while idle < _LATE_TIMES:
+            before = len(self.done)
+            yield
+            idle = 0 if len(self.done) > before else idle + 1
+        raise Interrupted(
+            ErrorKind.STOPPED,
+            "the time between two signs of life is too short to delete anything; what is gone was "
+            "unneeded, the rest stays: raise max-seconds-since-last-heartbeat, then run again",
+        )
+
+    def _ask(self) -> datetime | None:
+        keys = {one.table_key: number for number, one in self.tables.items()}
+        passage = self.gate.passing(keys)
+        closed = {number for key, number in keys.items() if key not in passage.tables}
+        self.stopped |= closed
+        for number in closed:
+            del self.tables[number]
+        return passage.until
+
+    def _note(self, rows: Sequence[Row]) -> bool:
+        """Write down what became of files, and tell whether some were left because it was late."""
+        late = any(row.outcome == LATE for row in rows)
+        # What failed or was held is tried again with what was late, and counts then.
+        over = {Deletion.DELETED.value, Deletion.MISSING.value}
+        self.done += [row for row in rows if not late or row.outcome in over]
+        keys = {one.table_id: one.table_key for one in self.plan.tables}
+        gone: dict[str, int] = {}
+        for row in rows:
+            if row.outcome in over:
+                gone[keys[row.table_id]] = gone.get(keys[row.table_id], 0) + row.files
+        self.gate.gone(gone)
+        return late
+
+
+def closed(plan: Plan, gate: Gate) -> Plan:
+    """Return the plan without tables that the gate is closed for already."""
+    keys = [one.table_key for one in plan.tables if one.goes_ahead]
+    passing = gate.passing(keys).tables if keys else ()
+    return replace(
+        plan,
+        tables=[
+            one
+            if not one.goes_ahead or one.table_key in passing
+            else replace(
+                one, removal=RemovalStats(), error=STOPPED, error_kind=ErrorKind.STOPPED.value
+            )
+            for one in plan.tables
+        ],
+    )
+
+
+def _parts(files: DataFrame, number: int, size: int) -> Iterator[DataFrame]:
+    """Cut a frame into parts of about so many rows, which need not be counted for that."""
+    parts = -(-number // size)
+    if parts == 1:
+        yield files
+        return
+    part = F.pmod(F.xxhash64("root_id", "path"), F.lit(parts))
+    yield from (files.filter(part == F.lit(one)) for one in range(parts))
+
+
+def _groups(tables: Mapping[int, TablePlan], size: int) -> Iterator[dict[int, TablePlan]]:
+    """Put tables together that have about so many manifests; those of one table stay in order."""
+    group: dict[int, TablePlan] = {}
+    held = 0
+    for number, table in tables.items():
+        gone = table.removal
+        own = (
+            gone.manifest_files_removed + gone.manifest_lists_removed + gone.metadata_files_removed
+        )
+        if group and held + own > size:
+            yield group
+            group, held = {}, 0
+        group[number] = table
+        held += own
+    if group:
+        yield group
+
+
+def _of_tables(files: DataFrame, tables: Mapping[int, TablePlan], plan: Plan) -> DataFrame:
+    if len(tables) == len(plan.tables):
+        return files
+    return files.filter(F.col("table_id").isin(list(tables)))
