@@ -184,15 +184,14 @@ def _decisions(
             if exclusion(queue, table.properties, stored, table.type) is not None:
                 continue
             ran_at = _ran_at(connection, NewTask(queue, scope, table.entity, now).slot)
-            match queue:
-                case "expire_snapshots":
-                    settings = ExpireSettings.of(table.properties, stored)
-                    decision = _expiry(change, settings, now)
-                case "optimize":
-                    wanted = OptimizeSettings.of(table.properties, stored)
-                    decision = _optimize(change, wanted, now, ran_at)
-                case _:
-                    decision = first_orphan_run(now, ran_at)
+            decision: Decision | None
+            if queue == EXPIRE_SNAPSHOTS:
+                decision = _expiry(change, ExpireSettings.of(table.properties, stored), now)
+            elif queue == OPTIMIZE:
+                wanted = OptimizeSettings.of(table.properties, stored)
+                decision = _optimize(change, wanted, now, ran_at)
+            else:
+                decision = first_orphan_run(now, ran_at)
         except RequestRefused as refusal:
             # Nobody's commit fails because of a property that cannot be read.
             decision = Decision(None, refusal.message)
