@@ -58,6 +58,11 @@ class Look:
 class Source(Protocol):
     """The tables of one warehouse."""
 
+    @property
+    def opener(self) -> Opener:
+        """How their storage is reached."""
+        ...
+
     def find(self) -> list[FoundTable]:
         """Return the tables that there are; their properties are not looked at."""
         ...
