@@ -153,7 +153,7 @@ def _guarded(loop: Callable[[], None], name: str) -> Callable[[], None]:
     def run() -> None:
         try:
             loop()
-        except Exception:
+        except Exception:  # noqa: BLE001  # whatever it is, the others go on
             # The supervisor starts it again; a worker that is silently gone would be worse.
             _LOG.exception("worker %s failed", name)
 
