@@ -13,6 +13,9 @@ from lakewarden.jobs.queue import TaskQueue
 from lakewarden.testing.simulation import World
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.jobs.lab import Lab
     from tests.postgres import PostgresServer
 
 
@@ -58,3 +61,15 @@ def database(url: str, world: World) -> Iterator[Database]:
 @pytest.fixture
 def queue(database: Database, world: World) -> TaskQueue:
     return TaskQueue(database, world)
+
+
+@pytest.fixture
+def lab(template: Path, tmp_path: Path, spark: SparkSession) -> Iterator[Lab]:
+    """What a worker process has, with the machine's own clock."""
+    from tests.jobs.lab import Lab
+
+    place = tmp_path / "tasks.db"
+    place.write_bytes(template.read_bytes())
+    made = Lab.of(f"sqlite:///{place}", spark)
+    yield made
+    made.database.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ from lakewarden.jobs.tasks import Origin, TaskStatus
 from lakewarden.testing import iceberg, iceberg_oracle, invariants, tables
 from tests.jobs.lab import (
     DAY_MS,
-    Lab,
     iceberg_orphans,
     iceberg_table,
     lance_orphans,
@@ -23,16 +21,9 @@ from tests.jobs.lab import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.jobs.lab import Lab
+
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture
-def lab(template: Path, tmp_path: Path, spark: SparkSession) -> Iterator[Lab]:
-    place = tmp_path / "tasks.db"
-    place.write_bytes(template.read_bytes())
-    made = Lab.of(f"sqlite:///{place}", spark)
-    yield made
-    made.database.close()
 
 
 def spark_jobs(spark: SparkSession) -> set[int]:

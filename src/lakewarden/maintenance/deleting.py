@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from lakewarden.errors import ErrorKind, Interrupted
@@ -84,9 +84,12 @@ class Deleting:
     done: list[Row] = field(default_factory=list)
     #: Tables for which the gate was closed before everything was done.
     stopped: set[int] = field(default_factory=set)
+    #: On the steady clock.
+    started: float = 0.0
 
     def run(self) -> None:
         """Delete content, then manifests; all in one job if there is little."""
+        self.started = self.reading.clock.elapsed()
         files = sum(table.removal.files_removed for table in self.tables.values())
         if not files:
             return
@@ -101,10 +104,9 @@ class Deleting:
             for part in _parts(doomed.filter(~is_manifest), files, together):
                 self._batch(part, self.tables, tasks, in_order=False)
         with self.costs.stage(self.reading, "delete manifests"):
-            failed = {row.table_id for row in self.done if row.outcome == Deletion.FAILED.value}
-            ready = {number: one for number, one in self.tables.items() if number not in failed}
-            for group in _groups(ready, together):
-                self._batch(doomed.filter(is_manifest), group, tasks, in_order=True)
+            for group in _groups(dict(self.tables), together):
+                for part in _in_order(doomed.filter(is_manifest), group, together):
+                    self._batch(part, group, tasks, in_order=True)
 
     def _batch(
         self, files: DataFrame, tables: Mapping[int, TablePlan], tasks: int, *, in_order: bool
@@ -112,8 +114,9 @@ class Deleting:
         """Delete files of these tables; what was late is tried again."""
         delete = deletion.delete_in_order if in_order else deletion.delete_content
         for _ in self._tries():
+            self._keep_pace()
             until = self._ask()
-            mine = {number: one for number, one in tables.items() if number in self.tables}
+            mine = self._ready(tables, in_order=in_order)
             if not mine:
                 return
             pace = Pace(tasks, self.rate_limit, self.reading.clock, until)
@@ -122,6 +125,22 @@ class Deleting:
             self.costs.add_noted(found, "kind", "files")
             if not self._note([row for row in found if row.note is None]):
                 return
+
+    def _ready(self, tables: Mapping[int, TablePlan], *, in_order: bool) -> dict[int, TablePlan]:
+        """Return the tables of which more may go; manifests wait for all that comes before them."""
+        failed = {row.table_id for row in self.done if row.outcome == Deletion.FAILED.value}
+        return {
+            number: one
+            for number, one in tables.items()
+            if number in self.tables and not (in_order and number in failed)
+        }
+
+    def _keep_pace(self) -> None:
+        """Wait until the batches before have used up their time; within a batch its tasks do."""
+        clock, rate = self.reading.clock, self.rate_limit
+        if rate is not None:
+            counted = sum(row.files for row in self.done)
+            clock.sleep(max(0.0, self.started + counted / rate - clock.elapsed()))
 
     def _tries(self) -> Iterator[None]:
         """Go on for as long as something is deleted each time."""
@@ -188,14 +207,11 @@ def _parts(files: DataFrame, number: int, size: int) -> Iterator[DataFrame]:
 
 
 def _groups(tables: Mapping[int, TablePlan], size: int) -> Iterator[dict[int, TablePlan]]:
-    """Put tables together that have about so many manifests; those of one table stay in order."""
+    """Put tables together that have about so many manifests."""
     group: dict[int, TablePlan] = {}
     held = 0
     for number, table in tables.items():
-        gone = table.removal
-        own = (
-            gone.manifest_files_removed + gone.manifest_lists_removed + gone.metadata_files_removed
-        )
+        own = _manifests(table)
         if group and held + own > size:
             yield group
             group, held = {}, 0
@@ -203,6 +219,27 @@ def _groups(tables: Mapping[int, TablePlan], size: int) -> Iterator[dict[int, Ta
         held += own
     if group:
         yield group
+
+
+def _in_order(
+    manifests: DataFrame, group: Mapping[int, TablePlan], size: int
+) -> Iterator[DataFrame]:
+    """Cut the manifests of a table that has many into parts, those that go first in the first."""
+    parts = -(-sum(map(_manifests, group.values())) // size)
+    if parts <= 1:
+        yield manifests
+        return
+    # Nobody else is in the group then.
+    mine = manifests.filter(F.col("table_id").isin(list(group)))
+    order = Window.partitionBy("table_id").orderBy(deletion.turn(), "version", "path")
+    place = F.floor((F.row_number().over(order) - 1) / F.lit(size))
+    placed = mine.withColumn("part", F.least(place, F.lit(parts - 1)))
+    yield from (placed.filter(F.col("part") == F.lit(one)).drop("part") for one in range(parts))
+
+
+def _manifests(table: TablePlan) -> int:
+    gone = table.removal
+    return gone.manifest_files_removed + gone.manifest_lists_removed + gone.metadata_files_removed
 
 
 def _of_tables(files: DataFrame, tables: Mapping[int, TablePlan], plan: Plan) -> DataFrame:
