@@ -28,7 +28,7 @@ from lakewarden.storage.store import Deletion
 _FILES_PER_TASK = 4000
 #: What a receipt says of a table for which the gate was closed.
 STOPPED = "stopped before everything was gone; what is gone was unneeded: run again for the rest"
-#: Times in a row that a batch may be too late for its first file.
+#: Batches in a row that may be too late for their first file.
 _LATE_TIMES = 3
 
 
@@ -86,6 +86,8 @@ class Deleting:
     stopped: set[int] = field(default_factory=set)
     #: On the steady clock.
     started: float = 0.0
+    _depth: int = 0
+    _idle: int = 0
 
     def run(self) -> None:
         """Delete content, then manifests; all in one job if there is little."""
@@ -111,20 +113,28 @@ class Deleting:
     def _batch(
         self, files: DataFrame, tables: Mapping[int, TablePlan], tasks: int, *, in_order: bool
     ) -> None:
-        """Delete files of these tables; what was late is tried again."""
+        """Delete files of these tables; what was late is tried again, in halves."""
+        self._keep_pace()
+        until = self._ask()
+        mine = self._ready(tables, in_order=in_order)
+        if not mine:
+            return
         delete = deletion.delete_in_order if in_order else deletion.delete_content
-        for _ in self._tries():
-            self._keep_pace()
-            until = self._ask()
-            mine = self._ready(tables, in_order=in_order)
-            if not mine:
-                return
-            pace = Pace(tasks, self.rate_limit, self.reading.clock, until)
-            chosen = _of_tables(files, mine, self.plan)
-            found = delete(chosen, self.plan.roots, self.reading.opening, pace).collect()
-            self.costs.add_noted(found, "kind", "files")
-            if not self._note([row for row in found if row.note is None]):
-                return
+        pace = Pace(tasks, self.rate_limit, self.reading.clock, until)
+        chosen = _of_tables(files, mine, self.plan)
+        found = delete(chosen, self.plan.roots, self.reading.opening, pace).collect()
+        self.costs.add_noted(found, "kind", "files")
+        before = len(self.done)
+        if not self._note([row for row in found if row.note is None]):
+            return
+        if len(self.done) > before:
+            self._depth += 1
+            again = _halves(chosen, self._depth, in_order=in_order)
+        else:
+            self._count_idle()
+            again = [files]
+        for part in again:
+            self._batch(part, tables, tasks, in_order=in_order)
 
     def _ready(self, tables: Mapping[int, TablePlan], *, in_order: bool) -> dict[int, TablePlan]:
         """Return the tables of which more may go; manifests wait for all that comes before them."""
@@ -142,13 +152,11 @@ class Deleting:
             counted = sum(row.files for row in self.done)
             clock.sleep(max(0.0, self.started + counted / rate - clock.elapsed()))
 
-    def _tries(self) -> Iterator[None]:
-        """Go on for as long as something is deleted each time."""
-        idle = 0
-        while idle < _LATE_TIMES:
-            before = len(self.done)
-            yield
-            idle = 0 if len(self.done) > before else idle + 1
+    def _count_idle(self) -> None:
+        """Give up if answers never hold for as long as it takes to begin."""
+        self._idle += 1
+        if self._idle < _LATE_TIMES:
+            return
         raise Interrupted(
             ErrorKind.STOPPED,
             "the time between two signs of life is too short to delete anything; what is gone was "
@@ -167,6 +175,7 @@ class Deleting:
     def _note(self, rows: Sequence[Row]) -> bool:
         """Write down what became of files, and tell whether some were left because it was late."""
         late = any(row.outcome == LATE for row in rows)
+        self._idle = self._idle if late else 0
         # What failed or was held is tried again with what was late, and counts then.
         over = {Deletion.DELETED.value, Deletion.MISSING.value}
         self.done += [row for row in rows if not late or row.outcome in over]
@@ -204,6 +213,19 @@ def _parts(files: DataFrame, number: int, size: int) -> Iterator[DataFrame]:
         return
     part = F.pmod(F.xxhash64("root_id", "path"), F.lit(parts))
     yield from (files.filter(part == F.lit(one)) for one in range(parts))
+
+
+def _halves(files: DataFrame, salt: int, *, in_order: bool) -> list[DataFrame]:
+    """Cut a frame in two, those that go first in the first if there is an order."""
+    if in_order:
+        order = Window.partitionBy("table_id").orderBy(deletion.turn(), "version", "path")
+        placed = files.withColumn("place", F.percent_rank().over(order))
+        return [
+            placed.filter("place < 0.5").drop("place"),
+            placed.filter("place >= 0.5").drop("place"),
+        ]
+    parity = F.pmod(F.xxhash64("root_id", "path", F.lit(salt)), F.lit(2))
+    return [files.filter(parity == F.lit(one)) for one in range(2)]
 
 
 def _groups(tables: Mapping[int, TablePlan], size: int) -> Iterator[dict[int, TablePlan]]:
