@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -38,6 +39,13 @@ ON = {
 DAY_MS = DAY_SECONDS * 1000
 
 
+class Later(SystemClock):
+    """The machine's clock, a month ahead: what was written just now is old."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(days=30)
+
+
 @dataclass
 class Lab:
     """What a worker process has, in this one."""
@@ -65,6 +73,10 @@ class Lab:
     @property
     def runner(self) -> Runner:
         return Runner(self.queue, self.warehouses, lambda: self.engine, self.stop)
+
+    def later(self) -> None:
+        """Go on a month later."""
+        self.database = replace(self.database, clock=Later())
 
     def paced(self, keys_per_second: float, batch_files: int) -> None:
         """Delete slowly, a few files between two questions."""
@@ -118,7 +130,7 @@ class Registered:
     def ask(self, queue: str, *names: str, origin: Origin = Origin.MANUAL) -> list[UUID]:
         """Queue a task for each of these tables, or for all."""
         known = self.tables()
-        now = SystemClock().now()
+        now = self.lab.database.clock.now()
         made = self.lab.queue.enqueue(
             [NewTask(queue, self.scope, known[name].entity, now, origin) for name in names or known]
         )

@@ -189,3 +189,30 @@ def test_versions_are_gone_in_order_when_expiry_is_stopped(lab: Lab, tmp_path: P
     assert [number for _, number in invariants.versions(place)] == [40]
     invariants.assert_no_live_file_missing(place)
     invariants.assert_nothing_deletable_left(place)
+
+
+def test_nothing_goes_while_the_database_is_away(
+    lab: Lab, slow: Registered, tmp_path: Path
+) -> None:
+    (task,) = slow.ask(REMOVE_ORPHAN_FILES, "one")
+    counts: list[int] = []
+
+    def rename(one: str, other: str) -> None:
+        with lab.database.writing() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE {one} RENAME TO {other}")
+
+    def take_away_for_a_while() -> None:
+        rename("task", "elsewhere")
+        # The batch under way ends; no other begins.
+        SystemClock().sleep(2.0)
+        counts.append(left(tmp_path, "one"))
+        SystemClock().sleep(1.5)
+        counts.append(left(tmp_path, "one"))
+        rename("elsewhere", "task")
+
+    with once(lambda: left(tmp_path, "one") < ORPHANS, take_away_for_a_while):
+        lab.run(REMOVE_ORPHAN_FILES)
+    assert counts[0] == counts[1] > 0
+    assert left(tmp_path, "one") == 0
+    assert rows(lab, task) == [("SUCCESS", None, True)]
+    assert_tables_are_fine(tmp_path)
