@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import UUID
 
@@ -14,7 +14,7 @@ import pytest
 
 from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.queues import REMOVE_ORPHAN_FILES
-from lakewarden.jobs.tasks import Failure
+from lakewarden.jobs.tasks import Claim, Failure, Signal
 from lakewarden.testing import invariants
 from lakewarden.testing.processes import end, lakewarden_command, running
 from lakewarden.world import SystemClock
@@ -71,6 +71,26 @@ def worker(lab: Lab, log: Path, *, rate: float) -> Iterator[subprocess.Popen[byt
         yield process
 
 
+def family(root: int) -> list[int]:
+    """Return a process and all that it started; Spark's Python workers are a group of their own."""
+    parents: dict[int, int] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # The name of a program may hold anything, and ends with the last bracket.
+            fields = status.read_text().rpartition(")")[2].split()
+            parents[int(status.parent.name)] = int(fields[1])
+    found = [root]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def signal_all(processes: list[int], number: signal.Signals) -> None:
+    for one in processes:
+        with suppress(ProcessLookupError):
+            os.kill(one, number)
+
+
 def left(table: Path) -> int:
     return len(list(table.glob("data/left-*")))
 
@@ -101,14 +121,24 @@ def test_worker_that_was_frozen_past_its_heartbeat_deletes_nothing_more(
 ) -> None:
     with worker(lab, tmp_path / "frozen.log", rate=RATE) as frozen:
         wait_in_the_middle(table)
-        os.killpg(frozen.pid, signal.SIGSTOP)
+        everybody = family(frozen.pid)
+        # The driver, Java, and Python workers with files in their hands.
+        assert len(everybody) > 3
+        signal_all(everybody, signal.SIGSTOP)
         rest = left(table)
         # Another one takes the task as soon as it may, and has it from then on.
-        claims = []
-        wait_until(lambda: bool(claims.extend(lab.queue.pick(REMOVE_ORPHAN_FILES)) or claims))
+        claims: list[Claim] = []
+
+        def take() -> bool:
+            claims.extend(lab.queue.pick(REMOVE_ORPHAN_FILES))
+            return bool(claims)
+
+        wait_until(take)
         assert (claims[0].task_id, claims[0].attempt) == (task[1], 2)
-        os.killpg(frozen.pid, signal.SIGCONT)
-        CLOCK.sleep(HEARTBEAT)
+        signal_all(everybody, signal.SIGCONT)
+        for _ in range(HEARTBEAT):
+            assert lab.queue.heartbeat(claims[0]) is Signal.CONTINUE
+            CLOCK.sleep(1.0)
         assert left(table) == rest > 0
         # It lives, has reported nothing, and is ready for other tasks.
         assert frozen.poll() is None
