@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import iceberg
+import jobs
 import lance
 import optimize
+import ticks
 import warehouse
 from tables import age, fleet, grow, linked, rows
 
@@ -267,11 +269,13 @@ PARTS = ("history", "young", "s3", "fleet", "memory", "cold")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    known = [*PARTS, *iceberg.PARTS, *warehouse.PARTS, *optimize.PARTS]
+    known = [*PARTS, *iceberg.PARTS, *warehouse.PARTS, *jobs.PARTS, *ticks.PARTS, *optimize.PARTS]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(known)}")
     parser.add_argument("--sizes", default="500,1000,2000,4000,8000")
     parser.add_argument("--iceberg-sizes", help="instead of each part's own")
     parser.add_argument("--optimize-mib", type=int, default=optimize.MIB)
+    parser.add_argument("--jobs-database", help="an empty PostgreSQL database, beside SQLite")
+    parser.add_argument("--tick-tables", type=int, default=ticks.TABLES)
     parser.add_argument("--base", default=str(Path(tempfile.gettempdir()) / "lakewarden-bench"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--probe")
@@ -304,6 +308,17 @@ def main() -> None:
         base,
         args.optimize_mib,
         lambda found: keep({"optimize": {**results.get("optimize", {}), **found}}),
+    )
+    jobs.measure(
+        parts,
+        args.jobs_database,
+        lambda found: keep({"jobs": {**results.get("jobs", {}), **found}}),
+    )
+    ticks.measure(
+        parts,
+        base,
+        args.tick_tables,
+        lambda found: keep({"jobs": {**results.get("jobs", {}), **found}}),
     )
 
 

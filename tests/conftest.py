@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.postgres import postgres
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from lakewarden.maintenance.plan import Plan
     from lakewarden.maintenance.removal import Receipt
+
+__all__ = ["postgres"]
 
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(

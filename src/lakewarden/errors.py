@@ -56,6 +56,12 @@ class ErrorKind(StrEnum):
     BAD_NAME = "bad_name"
     DRIFT = "drift"
     IN_WAREHOUSE = "in_warehouse"
+    DATABASE_OUTDATED = "database_outdated"
+    QUEUE_CONFIG = "queue_config"
+    QUEUE_UNKNOWN = "queue_unknown"
+    TASK_ACTIVE = "task_active"
+    TASK_TAKEN_OVER = "task_taken_over"
+    STOPPED = "stopped"
 
 
 class LakewardenError(Exception):

@@ -26,7 +26,7 @@ from lakewarden.warehouse.handlers import (
 )
 
 if TYPE_CHECKING:
-    from tests.warehouse.conftest import PostgresServer
+    from tests.postgres import PostgresServer
 
 CLAIMERS = 8
 Open = Callable[[], CommitHandler]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import lakewarden
-from lakewarden.cli import optimizing, output, repairing, warehouse
+from lakewarden.cli import optimizing, output, repairing, warehouse, working
 from lakewarden.cli.conduct import (
     Consent,
     ask,
@@ -83,6 +83,7 @@ app.add_typer(storage_app, name="storage")
 optimizing.register(app)
 warehouse.register(app)
 repairing.register(app)
+working.register(app)
 
 
 @app.callback()

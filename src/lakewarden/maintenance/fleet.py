@@ -84,10 +84,12 @@ class Targets:
     pins: Mapping[Location, Pins] | None = None
     #: Tables among those that stay as they are.
     unchanged: frozenset[Location] = frozenset()
+    #: The only tables that may change; the others are read for what they need.  None: all may.
+    only: frozenset[Location] | None = None
 
     def changes(self, table: Location) -> bool:
         """Tell whether the operation may change this table."""
-        if table in self.unchanged:
+        if table in self.unchanged or (self.only is not None and table not in self.only):
             return False
         if any(table == place or place.contains(table) for place in self.protected):
             return False

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from lakewarden.errors import ErrorKind, Exit, Interrupted, UsageError
 from lakewarden.maintenance.cleanup import removal_of
 from lakewarden.maintenance.committing import Commits, finish, prepare
+from lakewarden.maintenance.deleting import STOPPED, Deleting, Gate, OpenGate, closed
 from lakewarden.maintenance.dependence import held_by
 from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.safety import Breakers
@@ -31,8 +32,7 @@ from lakewarden.maintenance.survey import (
     tables_in,
 )
 from lakewarden.model import FileKind, Format, RemovalStats
-from lakewarden.pipeline import deletion, listing, references
-from lakewarden.pipeline.deletion import Pace
+from lakewarden.pipeline import listing, references
 from lakewarden.pipeline.frames import (
     Root,
     settle,
@@ -42,9 +42,6 @@ from lakewarden.pipeline.listing import State, Unit, states_in
 from lakewarden.retention import MIN_AGE
 from lakewarden.storage.location import Location
 from lakewarden.storage.store import LIST_PAGE_SIZE, Deletion
-
-#: Files that make it worth another task.
-_FILES_PER_TASK = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +144,24 @@ def execute(
     *,
     breakers: Breakers | None = None,
     rate_limit: float | None = None,
+    gate: Gate | None = None,
 ) -> Receipt:
-    """Delete what the plan says, and nothing else; a table that changed meanwhile is left alone."""
+    """Delete what the plan says, and nothing else; a table that changed meanwhile is left alone.
+
+    A `gate` is asked first, and again before each batch of files.
+    """
     if rate_limit is not None and rate_limit <= 0:
         raise UsageError(
             ErrorKind.USAGE, f"--rate-limit is {rate_limit:g}; it must be above 0 keys/s"
         )
     check(plan, breakers or Breakers())
+    gate = gate or OpenGate()
+    plan = closed(plan, gate)
     costs = Costs()
     going = {table.table_id: table for table in plan.tables if table.goes_ahead}
     outdated: dict[int, str] = {}
     done: list[Row] = []
+    stopped: set[int] = set()
     commits = Commits()
     if going:
         lance = [table for table in going.values() if table.format is Format.LANCE]
@@ -172,8 +176,9 @@ def execute(
             for number, table in going.items()
             if number not in outdated and number not in commits.failed
         }
+        deleting = Deleting(plan, reading, costs, gate, rate_limit, dict(going))
         try:
-            done = _delete(plan, going, reading, costs, rate_limit) if going else []
+            deleting.run()
         except PySparkException as error:
             first = str(error).strip().partition("\n")[0]
             raise Interrupted(
@@ -181,9 +186,18 @@ def execute(
                 f"Spark failed while files were being deleted ({first}); some are gone, all of them "
                 "unneeded: run again to remove the rest",
             ) from error
+        done, stopped = deleting.done, deleting.stopped
         unfinished = {row.table_id for row in done if row.outcome == Deletion.FAILED.value}
+        unfinished |= stopped
         finish(commits, [number for number in going if number not in unfinished], reading, costs)
-    receipts = _receipts(plan.tables, done, outdated, commits)
+    receipts = [
+        replace(receipt, error=STOPPED, error_kind=ErrorKind.STOPPED.value)
+        if table.table_id in stopped
+        else receipt
+        for table, receipt in zip(
+            plan.tables, _receipts(plan.tables, done, outdated, commits), strict=True
+        )
+    ]
     warnings = tuple(commits.warnings)
     return Receipt(plan.operation, receipts, costs.requests, costs.seconds, warnings)
 
@@ -195,45 +209,6 @@ def check(plan: Plan, breakers: Breakers) -> None:
         size=plan.removal.bytes_removed,
         files_in_all=sum(table.objects for table in plan.tables if table.goes_ahead),
     )
-
-
-def _delete(
-    plan: Plan,
-    going: Mapping[int, TablePlan],
-    reading: Reading,
-    costs: Costs,
-    rate_limit: float | None,
-) -> list[Row]:
-    files = sum(table.removal.files_removed for table in going.values())
-    if not files:
-        return []
-    tasks = max(1, min(reading.tasks, files // _FILES_PER_TASK))
-    pace = Pace(tasks, rate_limit, reading.clock)
-    doomed = _of_tables(plan.deletions, going, plan)
-    is_manifest = deletion.turn() > 0
-    size = sum(table.removal.bytes_removed for table in going.values())
-    with costs.stage(reading, "delete", f"{files:,} files, {size:,} bytes"):
-        if tasks == 1:
-            done = deletion.delete_in_order(doomed, plan.roots, reading.opening, pace).collect()
-        else:
-            done = deletion.delete_content(
-                doomed.filter(~is_manifest), plan.roots, reading.opening, pace
-            ).collect()
-    if tasks > 1:
-        held = {row.table_id for row in done if row.outcome == Deletion.FAILED.value}
-        ready = {number: table for number, table in going.items() if number not in held}
-        with costs.stage(reading, "delete manifests"):
-            manifests = _of_tables(doomed.filter(is_manifest), ready, plan)
-            last = deletion.delete_in_order(manifests, plan.roots, reading.opening, pace)
-            done += last.collect()
-    costs.add_noted(done, "kind", "files")
-    return [row for row in done if row.note is None]
-
-
-def _of_tables(files: DataFrame, tables: Mapping[int, TablePlan], plan: Plan) -> DataFrame:
-    if len(tables) == len(plan.tables):
-        return files
-    return files.filter(F.col("table_id").isin(list(tables)))
 
 
 def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]:

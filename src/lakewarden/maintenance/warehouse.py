@@ -22,6 +22,7 @@ from lakewarden.expiry import ExpiryPolicy
 from lakewarden.formats.lance.layout import HINT
 from lakewarden.maintenance import cleanup, removal
 from lakewarden.maintenance.cleanup import Cleanup, removal_of
+from lakewarden.maintenance.deleting import STOPPED, Gate, OpenGate, closed
 from lakewarden.maintenance.fleet import IcebergTargets, Targets
 from lakewarden.maintenance.pinned import PinnedTables, WarehouseTables, target_of
 from lakewarden.maintenance.plan import Plan, TablePlan
@@ -347,26 +348,34 @@ def execute(
     *,
     breakers: Breakers | None = None,
     rate_limit: float | None = None,
+    gate: Gate | None = None,
 ) -> Receipt:
-    """Commit the reclaim, then delete.  Raises Conflict if somebody holds on to what was to go."""
-    limits, warehouse = breakers or Breakers(), plan.warehouse
+    """Commit the reclaim, then delete.  Raises Conflict if somebody holds on to what was to go.
+
+    A `gate` is asked first and before each batch of files, and under the log's name for what is
+    no table's.
+    """
+    limits, warehouse, gate = breakers or Breakers(), plan.warehouse, gate or OpenGate()
     removal.check(plan.tables, limits)
+    plan = _passing(plan, gate)
     if plan.changes:
         message = f"reclaim below {plan.reclaim.floor}"
         if plan.reclaim.floors:
             message = f"reclaim versions of {len(plan.reclaim.floors)} table(s) that were due"
         _as_system(warehouse).commit(plan.changes, base=plan.reclaim.base, message=message)
     reading = replace(reading, lake=WarehouseTables(_as_system(warehouse), plan.reclaim))
-    done = removal.execute(plan.tables, reading, breakers=limits, rate_limit=rate_limit)
+    done = removal.execute(plan.tables, reading, breakers=limits, rate_limit=rate_limit, gate=gate)
     costs = Costs()
     sound = {one.table_key for one in done.tables if one.error is None and not one.failed_deletes}
-    with costs.stage(reading, "reclaim branches and the log"):
-        stores = Stores(reading.opening)
-        _forget_forks(plan, sound, stores)
-        _forget_places(plan, stores)
-        costs.add_requests(stores.requests())
-        log = _delete_log(plan, warehouse, reading, costs, rate_limit)
-        warehouse.marks.take_away(_done(plan, sound))
+    log = TableReceipt(MANIFEST, error=STOPPED, error_kind=ErrorKind.STOPPED.value)
+    if MANIFEST in gate.passing([MANIFEST]).tables:
+        with costs.stage(reading, "reclaim branches and the log"):
+            stores = Stores(reading.opening)
+            _forget_forks(plan, sound, stores)
+            _forget_places(plan, stores)
+            costs.add_requests(stores.requests())
+            log = _delete_log(plan, warehouse, reading, costs, rate_limit)
+            warehouse.marks.take_away(_done(plan, sound))
     tables = [replace(one, table_key=plan.named(one)) for one in done.tables]
     tables.sort(key=lambda one: one.table_key)
     return replace(
@@ -375,6 +384,17 @@ def execute(
         requests=removal.added(done.requests, costs.requests),
         seconds=removal.added(done.seconds, costs.seconds),
     )
+
+
+def _passing(plan: WarehousePlan, gate: Gate) -> WarehousePlan:
+    """Return the plan without tables that the gate is closed for: their floors stay, too."""
+    tables = closed(plan.tables, gate)
+    numbers = _names(plan.reclaim)
+    left = {
+        numbers[one.table_key] for one in tables.tables if one.error_kind == ErrorKind.STOPPED.value
+    }
+    floors = {number: floor for number, floor in plan.reclaim.floors.items() if number not in left}
+    return replace(plan, tables=tables, reclaim=replace(plan.reclaim, floors=floors))
 
 
 def _done(plan: WarehousePlan, sound: set[str]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import chain, groupby
 from typing import Any
 
@@ -50,6 +51,8 @@ _COLUMNS = ("table_id", "root_id", "path", "kind", "size", "version")
 _BATCHES_IN_FLIGHT = 16
 #: What becomes of a manifest while something that it names is still there.
 HELD = "held"
+#: What becomes of files whose turn came when nobody was allowed to delete them any more.
+LATE = "late"
 #: Files that name others go after those, so that whoever resumes still finds what is left.
 _LATER = {
     FileKind.MANIFEST: 1,
@@ -68,6 +71,8 @@ class Pace:
     tasks: int
     keys_per_second: float | None
     clock: Clock
+    #: Batches that would begin later are left; None for no end.
+    until: datetime | None = None
 
 
 def delete_content(
@@ -102,7 +107,7 @@ def turn() -> Column:
 
 def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace) -> Stage:
     def delete_batches(incoming: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = _Task({root.root_id: root for root in roots}, Stores(opening))
+        task = _Task({root.root_id: root for root in roots}, Stores(opening), pace)
         rate = pace.keys_per_second / pace.tasks if pace.keys_per_second else None
         # Below a thousand keys a second, smaller batches keep the pace even.
         size = DELETE_BATCH_MAX if rate is None else max(1, min(DELETE_BATCH_MAX, int(rate)))
@@ -127,13 +132,18 @@ def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace) -> Stage:
 class _Task:
     """Deletes batches, and remembers the tables of which something could not be deleted."""
 
-    def __init__(self, roots: Mapping[int, Root], stores: Stores) -> None:
+    def __init__(self, roots: Mapping[int, Root], stores: Stores, pace: Pace) -> None:
         self.roots = roots
         self.stores = stores
+        self._pace = pace
         self._failed: set[int] = set()
 
     def delete(self, rows: Sequence[Row]) -> list[tuple[Row, str, str]]:
         """Delete one batch; say of every row what became of it, and why."""
+        if self._pace.until is not None and self._pace.clock.now() >= self._pace.until:
+            # Manifests of these tables have to wait, too.
+            self._failed.update(row["table_id"] for row in rows)
+            return [(row, LATE, "") for row in rows]
         results = self._attempt(rows)
         failed = [row for row, one in results if one.outcome is Deletion.FAILED]
         self._failed.update(row["table_id"] for row in failed)

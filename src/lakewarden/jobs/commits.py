@@ -1,0 +1,217 @@
+"""What follows from a commit: it is written down, and tasks that it makes worthwhile are queued.
+
+Both in one transaction, so that no crash in between loses a task.  Commits come from the warehouse
+when they are ours, and from a change detector for tables of others: it compares what a catalog or a
+listing shows (`marker`) with what was seen last, and looks closer at tables that differ.  The same commit told
+twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from lakewarden.expiry import SnapshotHistory
+from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, exclusion
+from lakewarden.jobs.config_store import read_config
+from lakewarden.jobs.queue import TaskQueue
+from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
+from lakewarden.jobs.refusals import RequestRefused
+from lakewarden.jobs.scheduling import (
+    Decision,
+    Fragmentation,
+    expire_snapshots,
+    expire_versions,
+    first_orphan_run,
+    optimize,
+)
+from lakewarden.jobs.schema import ENTITY, SLOT
+from lakewarden.jobs.tasks import NewTask, Origin, Scope
+from lakewarden.jobs.transitions import CHUNK
+from lakewarden.jobs.warehouses import TableEntity, entity
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A table as it is after a commit.  What is None is not known, and decides nothing."""
+
+    table_id: UUID
+    #: What names the commit: a metadata location, a version.
+    marker: str
+    at: datetime
+    properties: Mapping[str, str] | None = None
+    #: The snapshots of an Iceberg table, or when the versions of a Lance table were written.
+    history: SnapshotHistory | None = None
+    versions: Sequence[datetime] | None = None
+    fragmentation: Fragmentation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a commit led to for one queue.  No task id: not worthwhile, or a task is there already."""
+
+    table_id: UUID
+    queue: str
+    decision: Decision
+    task_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """Writes commits down."""
+
+    queue: TaskQueue
+
+    def record(self, scope: Scope, changes: Sequence[Change]) -> list[Outcome]:
+        """Write down commits to tables of a warehouse, and queue what they make worthwhile."""
+        with self.queue.database.writing() as connection:
+            return self.record_with(connection, scope, changes)
+
+    def record_with(
+        self, connection: sa.Connection, scope: Scope, changes: Sequence[Change]
+    ) -> list[Outcome]:
+        """Do the same within a transaction of the caller's."""
+        now = self.queue.database.moment(connection)
+        configs = _configs(connection, scope)
+        # In one order, so that two that tell of the same tables do not wait for each other.
+        ordered = sorted(changes, key=lambda change: change.table_id)
+        found: list[Outcome] = []
+        for change in ordered:
+            table = _write_down(connection, scope, change)
+            if table is not None:
+                for queue, decision in _decisions(connection, scope, table, change, configs, now):
+                    found.append(self._follow(connection, scope, table, queue, decision))
+        return found
+
+    def unseen(self, scope: Scope, markers: Mapping[UUID, str]) -> list[UUID]:
+        """Return the tables whose last commit is not the one that was seen last.
+
+        All that a detector has to know: one request to the catalog, or to the store, for each table.
+        """
+        seen: dict[UUID, str | None] = {}
+        ids = list(markers)
+        with self.queue.database.reading() as connection:
+            for first in range(0, len(ids), CHUNK):
+                query = sa.select(ENTITY.c.id, ENTITY.c.marker).where(
+                    ENTITY.c.id.in_(ids[first : first + CHUNK]),
+                    ENTITY.c.warehouse_id == scope.warehouse_id,
+                    ENTITY.c.active,
+                )
+                seen |= {row.id: row.marker for row in connection.execute(query)}
+        return [table for table in ids if table in seen and seen[table] != markers[table]]
+
+    def reconsider(self, scope: Scope) -> list[Outcome]:
+        """Decide anew about all tables of a warehouse: its config has changed.
+
+        The first look for orphans is queued at once.  For the rest nobody knows enough here; the
+        last commits are forgotten, so that the detector looks at every table.  Nobody has to write to
+        a table to wake it up.
+        """
+        mine = sa.and_(ENTITY.c.warehouse_id == scope.warehouse_id, ENTITY.c.active)
+        with self.queue.database.writing() as connection:
+            now = self.queue.database.moment(connection)
+            stored = _configs(connection, scope)[REMOVE_ORPHAN_FILES]
+            connection.execute(sa.update(ENTITY).where(mine).values(marker=None))
+            query = sa.select(ENTITY).where(mine).order_by(ENTITY.c.id)
+            tables = [entity(row) for row in connection.execute(query).all()]
+            found = []
+            for table in tables:
+                if exclusion(REMOVE_ORPHAN_FILES, table.properties, stored, table.type) is None:
+                    slot = NewTask(REMOVE_ORPHAN_FILES, scope, table.entity, now).slot
+                    first = first_orphan_run(now, _ran_at(connection, slot))
+                    found.append(self._follow(connection, scope, table, REMOVE_ORPHAN_FILES, first))
+            return found
+
+    def _follow(
+        self,
+        connection: sa.Connection,
+        scope: Scope,
+        table: TableEntity,
+        queue: str,
+        decision: Decision,
+    ) -> Outcome:
+        if decision.at is None:
+            return Outcome(table.id, queue, decision)
+        task = NewTask(queue, scope, table.entity, decision.at, Origin.COMMIT, decision.reason)
+        (made,) = self.queue.enqueue([task], connection=connection)
+        if made is None and queue != REMOVE_ORPHAN_FILES:
+            # How often to look for orphans, the last run has decided.
+            self.queue.bring_forward(task, connection)
+        return Outcome(table.id, queue, decision, made)
+
+
+def _configs(connection: sa.Connection, scope: Scope) -> dict[str, Mapping[str, Any]]:
+    queues = (EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES, OPTIMIZE)
+    return {queue: read_config(connection, scope, queue).config for queue in queues}
+
+
+def _write_down(connection: sa.Connection, scope: Scope, change: Change) -> TableEntity | None:
+    """Return the table if the commit is news, None if it was told before or the table is gone."""
+    told: dict[str, Any] = {"marker": change.marker, "changed_at": change.at}
+    if change.properties is not None:
+        told["properties"] = dict(change.properties)
+    news = (
+        sa.update(ENTITY)
+        .where(
+            ENTITY.c.id == change.table_id,
+            ENTITY.c.warehouse_id == scope.warehouse_id,
+            ENTITY.c.active,
+            ENTITY.c.marker.is_distinct_from(change.marker),
+        )
+        .values(told)
+        .returning(ENTITY)
+    )
+    row = connection.execute(news).one_or_none()
+    return None if row is None else entity(row)
+
+
+def _decisions(
+    connection: sa.Connection,
+    scope: Scope,
+    table: TableEntity,
+    change: Change,
+    configs: Mapping[str, Mapping[str, Any]],
+    now: datetime,
+) -> Iterator[tuple[str, Decision]]:
+    """Yield what each queue makes of a table that it concerns."""
+    for queue, stored in configs.items():
+        try:
+            if exclusion(queue, table.properties, stored, table.type) is not None:
+                continue
+            ran_at = _ran_at(connection, NewTask(queue, scope, table.entity, now).slot)
+            decision: Decision | None
+            if queue == EXPIRE_SNAPSHOTS:
+                decision = _expiry(change, ExpireSettings.of(table.properties, stored), now)
+            elif queue == OPTIMIZE:
+                wanted = OptimizeSettings.of(table.properties, stored)
+                decision = _optimize(change, wanted, now, ran_at)
+            else:
+                decision = first_orphan_run(now, ran_at)
+        except RequestRefused as refusal:
+            # Nobody's commit fails because of a property that cannot be read.
+            decision = Decision(None, refusal.message)
+        if decision is not None:
+            yield queue, decision
+
+
+def _expiry(change: Change, settings: ExpireSettings, now: datetime) -> Decision | None:
+    if change.history is not None:
+        return expire_snapshots(change.history, settings, now)
+    return None if change.versions is None else expire_versions(change.versions, settings, now)
+
+
+def _optimize(
+    change: Change, settings: OptimizeSettings, now: datetime, ran_at: datetime | None
+) -> Decision | None:
+    if change.fragmentation is None:
+        return None
+    return optimize(change.fragmentation, settings, now, ran_at)
+
+
+def _ran_at(connection: sa.Connection, slot: str) -> datetime | None:
+    return connection.scalar(sa.select(SLOT.c.ran_at).where(SLOT.c.slot == slot))

@@ -1,0 +1,216 @@
+"""The service's database: SQLite beside one machine's processes, PostgreSQL for many.
+
+**Which clock decides.**  Whether a task is due, whether a worker was heard of lately and when an
+attempt ended is all told by one clock: PostgreSQL's own, so that a worker whose clock is wrong takes
+nothing over from one that lives; with SQLite, whose users share a machine, that machine's.  A clock
+that is passed to `open_database` replaces either, for simulations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from lakewarden.errors import ErrorKind, Refused, StorageError, UsageError
+from lakewarden.world import Clock, SystemClock
+
+#: The table in which Alembic keeps the revision; others may keep theirs in the same database.
+VERSION_TABLE = "lakewarden_revision"
+#: How long one writer waits for others on SQLite.
+_BUSY_MS = 30_000
+_IMMEDIATE = "lakewarden_immediate"
+#: Any number, as long as nobody else takes it: only one migration runs at a time.
+_MIGRATION_LOCK = 7_115_203_811
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """Connections, each in a transaction of its own."""
+
+    engine: sa.Engine
+    #: For waiting; what time it is, `moment` says.
+    clock: Clock
+    #: Whether the server's clock decides.
+    server_time: bool
+
+    @property
+    def is_postgres(self) -> bool:
+        return self.engine.dialect.name == "postgresql"
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """Yield a connection that waits for no writer."""
+        with translated(), self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        """Yield a connection whose changes are made together when the block ends, or not at all.
+
+        On SQLite there is one writer at a time, from the first statement on: two that read first and
+        then write would both lose.
+        """
+        engine = self.engine.execution_options(**{_IMMEDIATE: True})
+        with translated(), engine.begin() as connection:
+            yield connection
+
+    def moment(self, connection: sa.Connection) -> datetime:
+        """Return what time it is, by the clock that decides."""
+        if not self.server_time:
+            return self.clock.now()
+        found = connection.scalar(sa.select(sa.func.clock_timestamp()))
+        assert isinstance(found, datetime)
+        return found.astimezone(UTC)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def open_database(url: str, *, clock: Clock | None = None) -> Database:
+    """Open a database whose tables are this release's, or say what to do about it."""
+    engine = _engine(url)
+    try:
+        _check(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    server_time = clock is None and engine.dialect.name == "postgresql"
+    return Database(engine, SystemClock() if clock is None else clock, server_time)
+
+
+def migrate(url: str) -> tuple[str | None, str]:
+    """Bring the tables up to date, and return the revision before and after.  Running it again is fine."""
+    engine = _engine(url)
+    config = _alembic()
+    try:
+        with (
+            translated(),
+            engine.execution_options(**{_IMMEDIATE: True}).begin() as connection,
+        ):
+            if engine.dialect.name == "postgresql":
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+            before = _revision(connection)
+            _refuse_newer(before)
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            after = _revision(connection)
+    finally:
+        engine.dispose()
+    assert after is not None
+    return before, after
+
+
+def check(url: str) -> None:
+    """Raise unless the tables are this release's."""
+    engine = _engine(url)
+    try:
+        _check(engine)
+    finally:
+        engine.dispose()
+
+
+def _check(engine: sa.Engine) -> None:
+    with translated(), engine.connect() as connection:
+        found = _revision(connection)
+    _refuse_newer(found)
+    if found != _head():
+        raise Refused(
+            ErrorKind.DATABASE_OUTDATED,
+            f"the service's database is at revision {found or 'none'}, this release needs {_head()}; "
+            "stop the workers and run: lakewarden migrate",
+        )
+
+
+def _refuse_newer(revision: str | None) -> None:
+    known = {script.revision for script in ScriptDirectory.from_config(_alembic()).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise Refused(
+            ErrorKind.NEWER_STAMP,
+            f"the service's database is at revision {revision}, which a newer release has made; "
+            "upgrade lakewarden first",
+        )
+
+
+def _head() -> str | None:
+    return ScriptDirectory.from_config(_alembic()).get_current_head()
+
+
+def _revision(connection: sa.Connection) -> str | None:
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    return context.get_current_revision()
+
+
+def _alembic() -> Config:
+    config = Config()
+    # A percent sign would be a reference to another setting.
+    place = str(Path(__file__).with_name("migrations")).replace("%", "%%")
+    config.set_main_option("script_location", place)
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _engine(url: str) -> sa.Engine:
+    try:
+        address = sa.make_url(re.sub("^postgres(ql)?://", "postgresql+psycopg://", url))
+        # A server that was restarted leaves connections that only look alive.
+        engine = sa.create_engine(address, pool_pre_ping=True)
+    except (sa.exc.ArgumentError, ImportError, ValueError) as error:
+        raise _unusable(type(error).__name__) from None
+    if engine.dialect.name not in {"sqlite", "postgresql"}:
+        raise _unusable(engine.dialect.name)
+    if engine.dialect.name == "sqlite" and address.database in {None, "", ":memory:"}:
+        # Each connection would have a database of its own.
+        raise _unusable("in memory")
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", _prepare)
+        sa.event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _unusable(why: str) -> UsageError:
+    return UsageError(
+        ErrorKind.USAGE,
+        f"the service's database cannot be used ({why}); write its address like "
+        "sqlite:////var/lib/lakewarden.db, or postgresql://user@host/name with "
+        "lakewarden[postgres] installed",
+    )
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    # The driver's own transactions begin with the first change, which is too late.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin(connection: sa.Connection) -> None:
+    immediate = connection.get_execution_options().get(_IMMEDIATE)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn the database's errors into ours; mistakes of our own stay what they are."""
+    try:
+        yield
+    except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
+        said = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())[:200]
+        raise StorageError(
+            ErrorKind.STORAGE,
+            f"the service's database failed: {said}; check its address and that it is running",
+        ) from None

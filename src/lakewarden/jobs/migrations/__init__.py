@@ -1,0 +1,1 @@
+"""How the tables of the service's database came to be what they are, step by step."""

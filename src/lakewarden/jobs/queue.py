@@ -1,0 +1,457 @@
+"""The task queue: who does what, and that it is done once.
+
+Promises, on SQLite and PostgreSQL alike:
+
+1. One active task for each slot: a (project, warehouse, entity, queue).
+2. An attempt is handed to one worker.  It ends once: whoever reports with a task id, attempt and fence
+   that are not the task's any more is told so, and nothing is changed.
+3. A task ends in exactly one log row that is final, in the same transaction in which it leaves the
+   queue and its successor enters.
+4. A worker that was not heard of for the queue's heartbeat time loses its task to the next that asks.
+   That is a failed attempt like others, so a task that kills its workers comes to an end.
+
+Lakekeeper differs in some of this; docs/understanding/tasks.md says where and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from lakewarden.errors import StorageError
+from lakewarden.jobs.database import Database
+from lakewarden.jobs.queues import QueueKind, queue_kind
+from lakewarden.jobs.refusals import TaskAlreadyActive, TaskTakenOver
+from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG
+from lakewarden.jobs.tasks import (
+    HELD,
+    Beat,
+    Claim,
+    Failure,
+    NewTask,
+    Origin,
+    Signal,
+    TaskStatus,
+)
+from lakewarden.jobs.transitions import (
+    CHUNK,
+    Ending,
+    Row,
+    end,
+    entity_of,
+    insert,
+    log,
+    make_again,
+    requeue,
+    scope_of,
+    start,
+)
+from lakewarden.world import Chance
+
+#: Waits between attempts: about this long after the first, twice as long after each other.
+BACKOFF_FIRST_SECONDS = 30.0
+BACKOFF_MAX_SECONDS = 3600.0
+#: What became of an attempt is written down if the database comes back within this many tries.
+_OUTCOME_TRIES = 5
+_OUTCOME_PAUSE_SECONDS = 1.0
+_STEPS = 1 << 20
+
+LOST = "Attempt timed out."
+
+
+@dataclass(frozen=True, slots=True)
+class TaskQueue:
+    """All queues of one database."""
+
+    database: Database
+    chance: Chance
+    #: How long to wait after a first attempt that failed.
+    backoff_seconds: float = BACKOFF_FIRST_SECONDS
+
+    # -- into the queue --------------------------------------------------------------------------
+
+    def enqueue(
+        self, tasks: Sequence[NewTask], *, connection: sa.Connection | None = None
+    ) -> list[UUID | None]:
+        """Add tasks, and return their ids: None for each whose slot is taken already.
+
+        With a `connection`, they are added when its transaction is committed.
+        """
+        if connection is not None:
+            now = self.database.moment(connection)
+            return insert(connection, tasks, now, self.chance)
+        with self.database.writing() as own:
+            return self.enqueue(tasks, connection=own)
+
+    def schedule(self, task: NewTask) -> UUID:
+        """Add a task that somebody asked for, or raise TaskAlreadyActive."""
+        with self.database.writing() as connection:
+            (made,) = self.enqueue([task], connection=connection)
+            if made is None:
+                active = sa.select(TASK.c.task_id).where(TASK.c.slot == task.slot)
+                raise TaskAlreadyActive(connection.scalar(active))
+        return made
+
+    def bring_forward(self, task: NewTask, connection: sa.Connection) -> bool:
+        """Let the task in this slot run as early as `task` would, for the same reason.
+
+        Only a task that no attempt was made at, and that nobody asked for by hand, is moved, and
+        never to a later time.
+        """
+        sooner = (
+            sa.update(TASK)
+            .where(
+                TASK.c.slot == task.slot,
+                TASK.c.status == TaskStatus.SCHEDULED,
+                TASK.c.attempt == 0,
+                TASK.c.origin != Origin.MANUAL,
+                TASK.c.scheduled_for > task.scheduled_for,
+            )
+            .values(
+                scheduled_for=task.scheduled_for,
+                reason=task.reason,
+                origin=task.origin,
+                updated_at=self.database.moment(connection),
+            )
+        )
+        return bool(connection.execute(sooner).rowcount)
+
+    # -- out of the queue ------------------------------------------------------------------------
+
+    def pick(self, queue: str, *, limit: int = 1) -> list[Claim]:
+        """Take up to `limit` tasks that are due, or whose worker is lost, oldest first.
+
+        Several are for one pipeline run; each is its own attempt and ends by itself.
+        """
+        kind = queue_kind(queue)
+        with self.database.writing() as connection:
+            now = self.database.moment(connection)
+            found = connection.execute(_due(kind, now, limit)).all()
+            rows = [row for row in found if not self._is_over(connection, row, kind, now)]
+            if not rows:
+                return []
+            slots = start(connection, rows, now)
+            return [_claim(row, slots[row.slot], now) for row in rows]
+
+    def _is_over(self, connection: sa.Connection, row: Row, kind: QueueKind, now: datetime) -> bool:
+        """End the attempt of a worker that is lost, and tell whether it was the task's last one."""
+        if row.status == TaskStatus.SCHEDULED:
+            return False
+        ending = Ending(TaskStatus.FAILED, LOST, Failure.LOST)
+        if row.attempt < kind.max_attempts:
+            log(connection, row, ending, now, final=False)
+            return False
+        end(connection, row, ending, now)
+        make_again(connection, row, now, self.chance)
+        return True
+
+    # -- while it runs ---------------------------------------------------------------------------
+
+    def heartbeat(
+        self, claim: Claim, progress: float | None = None, details: Mapping[str, Any] | None = None
+    ) -> Signal:
+        """Say that the worker lives and how far it is, and hear what it is to do."""
+        return self.heartbeats([Beat(claim, progress, details)])[claim.task_id]
+
+    def heartbeats(self, beats: Sequence[Beat]) -> dict[UUID, Signal]:
+        """Do the same for all tasks of a batch, in one transaction."""
+        # Two that beat for the same tasks must not wait for each other.
+        ordered = sorted(beats, key=lambda beat: (_told(beat), beat.claim.task_id))
+        with self.database.writing() as connection:
+            now = self.database.moment(connection)
+            for told, alike in groupby(ordered, key=_told):
+                _renew(connection, told, list(alike), now)
+            return _signals(connection, [beat.claim for beat in ordered])
+
+    # -- done ------------------------------------------------------------------------------------
+
+    def succeed(
+        self,
+        claim: Claim,
+        message: str | None = None,
+        *,
+        result: Mapping[str, Any] | None = None,
+        rate: float | None = None,
+        successor: NewTask | None = None,
+        along: Callable[[sa.Connection], None] | None = None,
+    ) -> None:
+        """End the task.  `rate` is what the run saw, in bytes per second, for the next one to know.
+
+        What is to be done `along` with it, and the successor, if its slot is free then, are parts of
+        the same transaction, which may be tried several times.  Raises TaskTakenOver
+        if the attempt is not this worker's any more; reporting the same again is fine.
+        """
+        ending = Ending(TaskStatus.SUCCESS, message, None, result, rate)
+
+        def write(connection: sa.Connection, row: Row, now: datetime) -> None:
+            if along is not None:
+                along(connection)
+            end(connection, row, ending, now)
+            ran = {"ran_at": now} if rate is None else {"ran_at": now, "rate": rate}
+            connection.execute(sa.update(SLOT).where(SLOT.c.slot == row.slot).values(ran))
+            if successor is not None:
+                following = replace(successor, parent_id=claim.task_id)
+                insert(connection, [following], now, self.chance)
+
+        self._report(claim, ending, write)
+
+    def fail(
+        self,
+        claim: Claim,
+        message: str,
+        failure: Failure = Failure.TRANSIENT,
+        *,
+        result: Mapping[str, Any] | None = None,
+    ) -> TaskStatus:
+        """End the attempt, and return SCHEDULED if there will be another one, or FAILED.
+
+        The next attempt is made after a while, longer each time.  A task that has failed, but not for
+        good, is followed by a new one where its queue says so.  Raises as `succeed` does.
+        """
+        ending = Ending(TaskStatus.FAILED, message, failure, result)
+
+        def write(connection: sa.Connection, row: Row, now: datetime) -> None:
+            if _tries_again(connection, claim, failure):
+                log(connection, row, ending, now, final=False)
+                requeue(connection, row, now + self._backoff(row.attempt), now)
+                return
+            end(connection, row, ending, now)
+            if failure is not Failure.PERMANENT:
+                make_again(connection, row, now, self.chance)
+
+        ended = self._report(claim, ending, write)
+        return TaskStatus.FAILED if ended else TaskStatus.SCHEDULED
+
+    def _report(
+        self,
+        claim: Claim,
+        ending: Ending,
+        write: Callable[[sa.Connection, Row, datetime], None],
+    ) -> bool:
+        """Write down how an attempt ended, once, and tell whether the task ended with it."""
+        mine = sa.select(TASK).where(_held_by(claim)).with_for_update()
+        for tries in range(1, _OUTCOME_TRIES + 1):
+            try:
+                with self.database.writing() as connection:
+                    row = connection.execute(mine).one_or_none()
+                    if row is not None:
+                        write(connection, row, self.database.moment(connection))
+                    return _reported(connection, claim, ending)
+            except StorageError:
+                # The database may only have been restarted.
+                if tries == _OUTCOME_TRIES:
+                    raise
+                self.database.clock.sleep(_OUTCOME_PAUSE_SECONDS)
+        raise AssertionError("unreachable")
+
+    def _backoff(self, attempt: int) -> timedelta:
+        """Return how long to wait after an attempt: half of it is left to chance."""
+        seconds = min(self.backoff_seconds * 2.0 ** min(attempt - 1, 30), BACKOFF_MAX_SECONDS)
+        return timedelta(seconds=seconds * (0.5 + self.chance.below(_STEPS) / _STEPS / 2))
+
+
+@dataclass(slots=True)
+class Fence:
+    """Stands before every deletion: lets only the worker pass that still has the task.
+
+    `check` renews the heartbeat, so that nobody can take the task over for `claim.heartbeat_seconds`
+    from then on.  No store knows about fences, so what was checked for must be done at once: `holds`
+    tells without asking whether that time is not over yet, by the worker's own steady clock.
+    """
+
+    queue: TaskQueue
+    claim: Claim
+    _until: float = float("-inf")
+
+    def check(self) -> Signal:
+        """Return CONTINUE or STOP; raise TaskTakenOver if the task is somebody else's, or nobody's."""
+        # Before the question, for the answer may take its time.
+        asked = self.queue.database.clock.elapsed()
+        signal = self.queue.heartbeat(self.claim)
+        if signal is Signal.NOT_ACTIVE:
+            self._until = float("-inf")
+            raise TaskTakenOver(_gone(self.claim))
+        self._until = asked + self.claim.heartbeat_seconds
+        return signal
+
+    def holds(self) -> bool:
+        """Tell whether nobody can have taken the task over since the last check."""
+        return self.queue.database.clock.elapsed() < self._until
+
+
+@dataclass(slots=True)
+class BatchFence:
+    """The same for all tasks of one pipeline run: one transaction for all, however many they are.
+
+    Whoever asks for each by itself spends, on SQLite, so long that others take its tasks over.
+    """
+
+    queue: TaskQueue
+    #: Those that are still this worker's, as far as it knows.
+    claims: list[Claim]
+    _asked: float = float("-inf")
+
+    def check(self) -> dict[UUID, Signal]:
+        """Return what each task is told; those that are not this worker's any more are left out."""
+        asked = self.queue.database.clock.elapsed()
+        signals = self.queue.heartbeats([Beat(claim) for claim in self.claims])
+        self._asked = asked
+        self.claims = [
+            claim for claim in self.claims if signals[claim.task_id] is not Signal.NOT_ACTIVE
+        ]
+        return {claim.task_id: signals[claim.task_id] for claim in self.claims}
+
+    def holds(self, claim: Claim) -> bool:
+        """Tell whether nobody can have taken this task over since the last check."""
+        age = self.queue.database.clock.elapsed() - self._asked
+        return claim in self.claims and age < claim.heartbeat_seconds
+
+
+def _gone(claim: Claim) -> str:
+    return (
+        f"attempt {claim.attempt} at task {claim.task_id} is not this worker's any more: it was "
+        "cancelled or taken over; nothing more is done for it here"
+    )
+
+
+def _held_by(claim: Claim) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        TASK.c.task_id == claim.task_id,
+        TASK.c.attempt == claim.attempt,
+        TASK.c.fence == claim.fence,
+        TASK.c.status.in_(HELD),
+    )
+
+
+def _due(kind: QueueKind, now: datetime, limit: int) -> sa.Select[Any]:
+    patience = sa.func.coalesce(
+        TASK_CONFIG.c.max_seconds_since_last_heartbeat, kind.heartbeat_seconds
+    )
+    config = sa.and_(
+        TASK_CONFIG.c.scope_id == sa.func.coalesce(TASK.c.warehouse_id, TASK.c.project_id),
+        TASK_CONFIG.c.queue_name == TASK.c.queue_name,
+    )
+    return (
+        sa.select(TASK, TASK_CONFIG.c.config, patience.label("patience"))
+        .select_from(TASK.outerjoin(TASK_CONFIG, config))
+        .where(
+            TASK.c.queue_name == kind.name,
+            TASK.c.scheduled_for <= now,
+            sa.or_(TASK.c.status == TaskStatus.SCHEDULED, TASK.c.stale_at <= now),
+        )
+        .order_by(TASK.c.scheduled_for, TASK.c.task_id)
+        .limit(limit)
+        .with_for_update(of=TASK, skip_locked=True)
+    )
+
+
+def _claim(row: Row, slot: Row, now: datetime) -> Claim:
+    return Claim(
+        task_id=row.task_id,
+        attempt=row.attempt + 1,
+        fence=slot.fence,
+        queue=row.queue_name,
+        scope=scope_of(row),
+        entity=entity_of(row),
+        scheduled_for=row.scheduled_for,
+        picked_up_at=now,
+        created_at=row.created_at,
+        heartbeat_seconds=row.patience,
+        origin=Origin(row.origin),
+        reason=row.reason,
+        data=row.task_data,
+        config=row.config or {},
+        previous_run_at=slot.ran_at,
+        previous_rate=slot.rate,
+    )
+
+
+def _told(beat: Beat) -> tuple[bool, bool]:
+    return beat.progress is not None, beat.details is not None
+
+
+def _renew(
+    connection: sa.Connection, told: tuple[bool, bool], beats: Sequence[Beat], now: datetime
+) -> None:
+    """Write down beats that tell the same kinds of things."""
+    changed: dict[str, Any] = {
+        "last_heartbeat_at": now,
+        "stale_at": sa.bindparam("stale"),
+        "updated_at": now,
+    }
+    with_progress, with_details = told
+    if with_progress:
+        changed["progress"] = sa.bindparam("done")
+    if with_details:
+        changed["execution_details"] = sa.bindparam("found")
+    mine = sa.and_(
+        TASK.c.task_id == sa.bindparam("id"),
+        TASK.c.attempt == sa.bindparam("try"),
+        TASK.c.fence == sa.bindparam("number"),
+        TASK.c.status != TaskStatus.SCHEDULED,
+    )
+    rows: list[dict[str, Any]] = []
+    for beat in beats:
+        claim = beat.claim
+        row = {"id": claim.task_id, "try": claim.attempt, "number": claim.fence}
+        row["stale"] = now + timedelta(seconds=claim.heartbeat_seconds)
+        if beat.progress is not None:
+            row["done"] = min(max(beat.progress, 0.0), 1.0)
+        if beat.details is not None:
+            row["found"] = dict(beat.details)
+        rows.append(row)
+    connection.execute(sa.update(TASK).where(mine).values(changed), rows)
+
+
+def _signals(connection: sa.Connection, claims: Sequence[Claim]) -> dict[UUID, Signal]:
+    found: dict[UUID, Row] = {}
+    for first in range(0, len(claims), CHUNK):
+        ids = [claim.task_id for claim in claims[first : first + CHUNK]]
+        rows = connection.execute(
+            sa.select(TASK.c.task_id, TASK.c.attempt, TASK.c.fence, TASK.c.status).where(
+                TASK.c.task_id.in_(ids)
+            )
+        )
+        found |= {row.task_id: row for row in rows}
+    return {claim.task_id: _signal(claim, found.get(claim.task_id)) for claim in claims}
+
+
+def _signal(claim: Claim, row: Row | None) -> Signal:
+    if row is None or (row.attempt, row.fence) != (claim.attempt, claim.fence):
+        return Signal.NOT_ACTIVE
+    return Signal.STOP if row.status == TaskStatus.STOPPING else Signal.CONTINUE
+
+
+def _reported(connection: sa.Connection, claim: Claim, ending: Ending) -> bool:
+    """Tell whether the task ended with this attempt; raise if it did not end as reported.
+
+    Also asked when the attempt is over already: the answer to an earlier report may have been lost.
+    """
+    written = connection.execute(
+        sa.select(TASK_LOG.c.final, TASK_LOG.c.status, TASK_LOG.c.failure).where(
+            TASK_LOG.c.task_id == claim.task_id,
+            TASK_LOG.c.attempt == claim.attempt,
+            TASK_LOG.c.fence == claim.fence,
+        )
+    ).one_or_none()
+    if written is None or (written.status, written.failure) != (ending.status, ending.failure):
+        raise TaskTakenOver(_gone(claim))
+    return bool(written.final)
+
+
+def _tries_again(connection: sa.Connection, claim: Claim, failure: Failure) -> bool:
+    kind = queue_kind(claim.queue)
+    if failure is Failure.PERMANENT or claim.attempt >= kind.max_attempts:
+        return False
+    if failure is not Failure.TIMEOUT:
+        return True
+    before = sa.select(sa.func.count()).where(
+        TASK_LOG.c.task_id == claim.task_id, TASK_LOG.c.failure == Failure.TIMEOUT
+    )
+    return (connection.scalar(before) or 0) + 1 < kind.max_timeouts

@@ -1,0 +1,434 @@
+"""Run tasks of one queue that were picked together: one pipeline run for all that agree in settings.
+
+What applies to a table is decided now, from its properties as they are and the config that came with
+the task.  Tables of one warehouse with the same settings share a run; each task has its own record,
+progress and result, and trouble with one table is that task's alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import Event
+from typing import Any
+from uuid import UUID
+
+from lakewarden.errors import ErrorKind, LakewardenError, NotFound
+from lakewarden.jobs import results, successors
+from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings, exclusion
+from lakewarden.jobs.discovery import TOGETHER
+from lakewarden.jobs.holding import End, Holding
+from lakewarden.jobs.log_cleanup import LogCleanup
+from lakewarden.jobs.planning import Planned, optimizing, plan_expiry, plan_orphans
+from lakewarden.jobs.queue import TaskQueue
+from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
+from lakewarden.jobs.refusals import RequestRefused
+from lakewarden.jobs.sources import IcebergCatalog, Look, OwnTables, Source, open_source
+from lakewarden.jobs.tasks import Claim, Failure, Origin
+from lakewarden.jobs.warehouses import TableEntity, Warehouses
+from lakewarden.maintenance.deleting import Passage
+from lakewarden.maintenance.optimize import Row
+from lakewarden.maintenance.plan import TablePlan
+from lakewarden.maintenance.removal import TableReceipt
+from lakewarden.maintenance.survey import Reading
+from lakewarden.pipeline.frames import concurrently
+from lakewarden.warehouse.warehouse import MANIFEST
+
+_LOG = logging.getLogger("lakewarden.jobs")
+#: Files that go between two questions whether this worker may go on.
+BATCH_FILES = 10_000
+#: Times that a table is planned which others change all the time.
+_ATTEMPTS = 3
+#: How far a task is when its plan is made.
+_PLANNED = 0.5
+
+Settings = ExpireSettings | OrphanSettings | OptimizeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What runs pipelines in this process."""
+
+    #: The session; Spark's own names stay below this layer.
+    spark: Any
+    #: Tasks that a stage is cut into.
+    tasks: int
+    #: Keys that may be deleted in a second, None for no limit.
+    rate_limit: float | None = None
+    batch_files: int = BATCH_FILES
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A task with what was found out about its table when it was picked."""
+
+    claim: Claim
+    table: TableEntity
+    look: Look
+    settings: Settings
+
+    @property
+    def min_snapshots(self) -> int:
+        """How many versions make a run worthwhile; whoever asks by hand has decided that."""
+        if not isinstance(self.settings, ExpireSettings) or self.claim.origin is Origin.MANUAL:
+            return 0
+        return self.settings.min_snapshots_to_expire
+
+    @property
+    def sharing(self) -> Hashable:
+        """Return what tables must agree in to share a run."""
+        match self.settings:
+            case ExpireSettings():
+                return replace(self.settings, min_snapshots_to_expire=self.min_snapshots)
+            case OrphanSettings():
+                return self.settings.older_than, self.settings.dry_run
+            case OptimizeSettings():
+                chosen = self.settings
+                return chosen.target_file_size_bytes, chosen.min_files, chosen.max_bytes
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tasks that share a pipeline run."""
+
+    source: Source
+    hands: Sequence[InHand]
+
+    @property
+    def settings(self) -> Settings:
+        return self.hands[0].settings
+
+
+@dataclass
+class Doorkeeper:
+    """Lets deletions pass for as long as this worker has the tables' tasks."""
+
+    holding: Holding
+    hands: Mapping[str, InHand]
+    batch_files: int | None
+    #: Files of each table that are to go, and those that are gone.
+    going: Mapping[str, int]
+    #: Tables that are left alone, whoever has their tasks.
+    left_alone: Collection[str] = ()
+    _gone: dict[str, int] = field(default_factory=dict)
+
+    def passing(self, tables: Collection[str]) -> Passage:
+        passing, until = self.holding.check([hand.claim for hand in self.hands.values()])
+        allowed = {
+            key
+            for key, hand in self.hands.items()
+            if hand.claim.task_id in passing and key not in self.left_alone
+        }
+        if allowed:
+            # What is no table's, anybody who has a task may do.
+            allowed.add(MANIFEST)
+        return Passage([key for key in tables if key in allowed], until)
+
+    def gone(self, files: Mapping[str, int]) -> None:
+        for key, number in files.items():
+            self._gone[key] = self._gone.get(key, 0) + number
+            if key in self.hands:
+                share = min(self._gone[key] / max(self.going.get(key, 0), 1), 1.0)
+                told = {"stage": "delete", "deleted_files": self._gone[key]}
+                progress = _PLANNED + (1 - _PLANNED) * share
+                self.holding.tell(self.hands[key].claim, progress, told)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs batches in this process."""
+
+    queue: TaskQueue
+    warehouses: Warehouses
+    #: Starts the session when it is needed first.
+    engine: Callable[[], Engine]
+    #: Set when the process is to end.
+    stop: Event
+
+    def run(self, claims: Sequence[Claim]) -> None:
+        """Run tasks of one queue, and report each of them."""
+        with Holding(self.queue, self.stop).take(claims) as holding:
+            try:
+                if claims[0].queue == TASK_LOG_CLEANUP:
+                    for claim in claims:
+                        holding.report(claim, partial(self._clean_log, claim))
+                    return
+                for number in dict.fromkeys(claim.scope.warehouse_id for claim in claims):
+                    mine = [claim for claim in claims if claim.scope.warehouse_id == number]
+                    self._run_warehouse(holding, number, mine)
+            finally:
+                for claim in holding.left():
+                    holding.fail(
+                        claim, "the worker could not do it; see its log", Failure.TRANSIENT
+                    )
+
+    def _clean_log(self, claim: Claim) -> None:
+        LogCleanup(self.queue).run(claim)
+
+    def _run_warehouse(
+        self, holding: Holding, number: UUID | None, claims: Sequence[Claim]
+    ) -> None:
+        with _Reporting(holding, claims):
+            assert number is not None
+            source = open_source(self.warehouses.get(number), self.warehouses.access(number))
+            hands = [
+                hand
+                for hand in concurrently(
+                    lambda claim: self._pick_up(holding, source, claim), claims, TOGETHER
+                )
+                if hand is not None
+            ]
+            for group in _groups(source, hands):
+                with _Reporting(holding, [hand.claim for hand in group.hands]):
+                    self._run_group(holding, group)
+
+    # -- what applies ----------------------------------------------------------------------------
+
+    def _pick_up(self, holding: Holding, source: Source, claim: Claim) -> InHand | None:
+        """Look at a task's table, and end the task if there is nothing to do for it."""
+        try:
+            found = self._look(source, claim)
+        except NotFound as error:
+            holding.succeed(claim, "the table is gone", results.skipped(error.message))
+            return None
+        except RequestRefused as error:
+            if error.kind is ErrorKind.NOT_FOUND:
+                holding.succeed(claim, "the table is gone", results.skipped(error.message))
+            else:
+                holding.fail(claim, f"{error.name}: {error.message}", results.failure_in(error))
+            return None
+        except LakewardenError as error:
+            holding.fail(claim, error.message, results.failure_in(error))
+            return None
+        if isinstance(found, RequestRefused):
+            told = results.skipped(f"{found.name}: {found.message}")
+            holding.succeed(claim, f"nothing was done: {found.message}", told)
+            return None
+        return found
+
+    def _look(self, source: Source, claim: Claim) -> InHand | RequestRefused:
+        """Return what applies to a table now, or why its queue does not concern it."""
+        assert claim.scope.warehouse_id is not None
+        assert claim.entity.id is not None
+        table = self.warehouses.table(claim.scope.warehouse_id, claim.entity.type, claim.entity.id)
+        look = source.look(table)
+        refusal = exclusion(claim.queue, look.properties, claim.config, table.type)
+        if refusal is not None:
+            return refusal
+        kinds: Mapping[str, type[Settings]] = {
+            EXPIRE_SNAPSHOTS: ExpireSettings,
+            OPTIMIZE: OptimizeSettings,
+        }
+        kind = kinds.get(claim.queue, OrphanSettings)
+        return InHand(claim, table, look, kind.of(look.properties, claim.config))
+
+    # -- pipeline runs ---------------------------------------------------------------------------
+
+    def _run_group(self, holding: Holding, group: Group) -> None:
+        for hand in group.hands:
+            if not isinstance(hand.settings, ExpireSettings):
+                holding.limit(hand.claim, hand.settings.max_run_time_seconds)
+        if isinstance(group.settings, OptimizeSettings):
+            self._optimize(holding, group, group.settings)
+        else:
+            self._clean(holding, group, _ATTEMPTS)
+
+    def _reading(self, holding: Holding, group: Group) -> Reading:
+        def tell(stage: str, detail: str) -> None:
+            for hand in group.hands:
+                holding.tell(hand.claim, details={"stage": stage, "detail": detail})
+
+        engine = self.engine()
+        lake = group.source.lake if isinstance(group.source, IcebergCatalog) else None
+        clock = self.queue.database.clock
+        return Reading(engine.spark, group.source.opener, clock, engine.tasks, tell, lake)
+
+    def _clean(self, holding: Holding, group: Group, attempts: int) -> None:
+        """Plan all tables of a group together, delete what goes, and report every task."""
+        reading, engine = self._reading(holding, group), self.engine()
+        tables = [hand.table for hand in group.hands]
+        if isinstance(group.settings, OrphanSettings):
+            planned = plan_orphans(group.source, tables, group.settings.older_than, reading)
+        else:
+            expiring = {
+                hand.table.id: replace(hand.settings, min_snapshots_to_expire=hand.min_snapshots)
+                for hand in group.hands
+                if isinstance(hand.settings, ExpireSettings)
+            }
+            planned = plan_expiry(group.source, tables, expiring, reading)
+        hands = {planned.keys[hand.table.id]: hand for hand in group.hands}
+        few = {key for key, hand in hands.items() if _is_few(planned.rows[key], hand)}
+        for hand in group.hands:
+            holding.tell(hand.claim, _PLANNED)
+        lease = min(hand.claim.heartbeat_seconds for hand in group.hands) / 4
+        together = engine.batch_files
+        if engine.rate_limit is not None:
+            together = max(1, min(together, int(engine.rate_limit * lease)))
+        going = {key: row.removal.files_removed for key, row in planned.rows.items()}
+        door = Doorkeeper(holding, hands, together, going, few)
+        done: Mapping[str, TableReceipt] = {}
+        dry = isinstance(group.settings, OrphanSettings) and group.settings.dry_run
+        if not dry and any(planned.rows[key].goes_ahead for key in hands if key not in few):
+            done = planned.execute(door, engine.rate_limit)
+        again = self._report_cleaned(holding, planned, hands, done, few)
+        if again and attempts > 1:
+            self._clean(holding, replace(group, hands=again), attempts - 1)
+            return
+        for hand in again:
+            error = done[planned.keys[hand.table.id]].error or "it keeps changing"
+            holding.fail(hand.claim, error, Failure.TRANSIENT)
+
+    def _report_cleaned(
+        self,
+        holding: Holding,
+        planned: Planned,
+        hands: Mapping[str, InHand],
+        done: Mapping[str, TableReceipt],
+        few: Collection[str],
+    ) -> list[InHand]:
+        """Report every task that is over; return those whose table must be planned again."""
+        again: list[InHand] = []
+        fine: dict[str, InHand] = {}
+        for key, hand in hands.items():
+            row, receipt, claim = planned.rows[key], done.get(key), hand.claim
+            result = _result(hand, row, receipt)
+            if key in few:
+                fine[key] = hand
+            elif row.error is not None:
+                holding.fail(claim, row.error, results.failure_of(row.error_kind), result)
+            elif receipt is not None and receipt.error_kind == ErrorKind.STOPPED.value:
+                end = holding.ended(claim) or End("it was stopped", Failure.STOPPED)
+                holding.end_of(claim, end, result)
+            elif receipt is not None and receipt.outdated:
+                again.append(hand)
+            elif receipt is not None and receipt.error is not None:
+                failure = results.failure_of(receipt.error_kind)
+                holding.fail(claim, receipt.error, failure, result)
+            else:
+                fine[key] = hand
+        self._succeed(holding, planned, fine, done, few)
+        return again
+
+    def _succeed(
+        self,
+        holding: Holding,
+        planned: Planned,
+        fine: Mapping[str, InHand],
+        done: Mapping[str, TableReceipt],
+        few: Collection[str],
+    ) -> None:
+        """Report what is done, with the next run if it is known when that is worthwhile."""
+        source, now = planned.source, self.queue.database.clock.now()
+        planned.refresh()
+
+        def decide(hand: InHand) -> successors.Next:
+            return successors.after_expiry(hand.claim, hand.table, hand.settings, source, now)
+
+        expiring = {k: h for k, h in fine.items() if isinstance(h.settings, ExpireSettings)}
+        following = dict(
+            zip(expiring, concurrently(decide, list(expiring.values()), TOGETHER), strict=True)
+        )
+        for key, hand in fine.items():
+            row, receipt = planned.rows[key], done.get(key)
+            result = _result(hand, row, receipt)
+            if isinstance(hand.settings, OrphanSettings):
+                message = results.orphans_message(result)
+                after = successors.after_orphans(
+                    hand.claim, hand.table, hand.settings, result["deleted_bytes"], now
+                )
+            else:
+                message, after = results.expiry_message(result), following[key]
+            if key in few:
+                reason = (
+                    f"{row.removal.old_versions_removed} versions can go, fewer than the "
+                    f"{hand.min_snapshots} that are worth a run"
+                )
+                message, result = f"nothing was done: {reason}", results.skipped(reason)
+            elif row.skipped is not None:
+                message = f"nothing was done: {row.skipped}"
+            result |= results.scheduled(after.decision, after.at)
+            holding.succeed(
+                hand.claim, message, result, rate=after.decision.rate, successor=after.task
+            )
+
+    def _optimize(self, holding: Holding, group: Group, settings: OptimizeSettings) -> None:
+        """Optimize all tables of a group, some at a time; those whose task has ended are left."""
+        reading = self._reading(holding, group)
+        work = optimizing(group.source, [hand.table for hand in group.hands], settings, reading)
+        hands = {work.keys[hand.table.id]: hand for hand in group.hands}
+        claims = [hand.claim for hand in group.hands]
+        for keys in work.portions():
+            passing, _ = holding.check(claims)
+            chosen = [key for key in keys if hands[key].claim.task_id in passing]
+            for key, row in work.do(chosen).items():
+                self._report_optimized(holding, hands[key], row, settings)
+            for key in keys:
+                end = holding.ended(hands[key].claim)
+                if key not in chosen and end is not None:
+                    holding.end_of(hands[key].claim, end)
+
+    def _report_optimized(
+        self, holding: Holding, hand: InHand, row: Row, settings: OptimizeSettings
+    ) -> None:
+        result = results.optimized(row)
+        if row.error is not None:
+            holding.fail(hand.claim, row.error, results.failure_of(row.error_kind), result)
+            return
+        now = self.queue.database.clock.now()
+        after = successors.after_optimize(hand.claim, hand.table, settings, row, now)
+        result |= results.scheduled(after.decision, after.at)
+        holding.succeed(hand.claim, results.optimize_message(row), result, successor=after.task)
+
+
+class _Reporting:
+    """Reports what goes wrong inside as the failure of all tasks that nothing was reported about."""
+
+    def __init__(self, holding: Holding, claims: Sequence[Claim]) -> None:
+        self._holding = holding
+        self._claims = claims
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if isinstance(error, LakewardenError):
+            words, failure = error.message, results.failure_in(error)
+        else:
+            # Spark's own errors, and mistakes of ours: the log has the whole of it.
+            _LOG.error("a batch of tasks failed", exc_info=error)
+            line = (str(error).strip() or type(error).__name__).partition("\n")[0][:300]
+            words = f"the run failed ({type(error).__name__}: {line}); see the worker's log"
+            failure = Failure.TRANSIENT
+        if self._holding.stop.is_set():
+            words, failure = f"the worker is shutting down ({words})", Failure.STOPPED
+        held = {claim.task_id for claim in self._holding.left()}
+        for claim in self._claims:
+            if claim.task_id in held:
+                self._holding.fail(claim, words, failure)
+        return True
+
+
+def _groups(source: Source, hands: Sequence[InHand]) -> Iterator[Group]:
+    """Put tasks together that can share a run."""
+    found: dict[Hashable, list[InHand]] = {}
+    for hand in hands:
+        # In a warehouse of ours every table has its own rules for versions.
+        free = isinstance(source, OwnTables) and isinstance(hand.settings, ExpireSettings)
+        found.setdefault(None if free else hand.sharing, []).append(hand)
+    yield from (Group(source, one) for one in found.values())
+
+
+def _is_few(row: TablePlan, hand: InHand) -> bool:
+    """Tell whether fewer versions can go than are worth a run."""
+    return row.stands and row.removal.old_versions_removed < hand.min_snapshots
+
+
+def _result(hand: InHand, row: TablePlan, receipt: TableReceipt | None) -> dict[str, Any]:
+    if isinstance(hand.settings, OrphanSettings):
+        settings = hand.settings
+        return results.orphans(row, receipt, settings.older_than, dry_run=settings.dry_run)
+    return results.expired(row, receipt)

@@ -1,0 +1,92 @@
+"""The task after a task: when a table is worth the next run, as the run itself has seen it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from lakewarden.errors import LakewardenError
+from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings
+from lakewarden.jobs.queues import DAY_SECONDS
+from lakewarden.jobs.scheduling import (
+    Decision,
+    OrphanRun,
+    after_orphan_run,
+    expire_snapshots,
+    expire_versions,
+    gathered_seconds,
+)
+from lakewarden.jobs.sources import Source
+from lakewarden.jobs.tasks import Claim, NewTask, Origin
+from lakewarden.jobs.warehouses import TableEntity
+from lakewarden.maintenance.optimize import Row
+
+_LOG = logging.getLogger("lakewarden.jobs")
+_DAY = timedelta(seconds=DAY_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What was decided, and the task that follows from it, if one does."""
+
+    decision: Decision
+    task: NewTask | None = None
+
+    @property
+    def at(self) -> datetime | None:
+        return None if self.task is None else self.task.scheduled_for
+
+
+def after_orphans(
+    claim: Claim,
+    table: TableEntity,
+    settings: OrphanSettings,
+    deleted_bytes: int,
+    now: datetime,
+) -> Next:
+    """Look again when enough will have gathered, at the rate that this run saw."""
+    seconds = gathered_seconds(now, claim.previous_run_at, table_created_at=table.created_at)
+    decision = after_orphan_run(OrphanRun(deleted_bytes, seconds), settings, now)
+    return _next(claim, table, decision, decision.at)
+
+
+def after_expiry(
+    claim: Claim, table: TableEntity, settings: object, source: Source, now: datetime
+) -> Next:
+    """Come back when enough of what is left will be old enough: no commit may ever tell.
+
+    Never within a day: what tags and branches hold looks old, and does not go.
+    """
+    assert isinstance(settings, ExpireSettings)
+    try:
+        look = source.look(table)
+    except LakewardenError as error:
+        # What was done is done; the detector finds the table again, or that it is gone.
+        _LOG.info("table %s was not looked at again: %s", table.id, error.message)
+        return Next(Decision(None, "the table could not be looked at again"))
+    if look.history is not None:
+        decision = expire_snapshots(look.history, settings, now)
+    else:
+        decision = expire_versions(look.versions or (), settings, now)
+    at = None if decision.at is None else max(decision.at, now + _DAY)
+    return _next(claim, table, decision, at)
+
+
+def after_optimize(
+    claim: Claim, table: TableEntity, settings: OptimizeSettings, row: Row, now: datetime
+) -> Next:
+    """Come back for what was put off; what is written meanwhile, commits tell of."""
+    if not row.committed or not row.deferred:
+        return Next(Decision(None, "nothing was put off"))
+    at = now + timedelta(seconds=settings.min_interval_seconds)
+    return _next(
+        claim, table, Decision(at, f"{row.deferred} groups of files were beyond max-bytes"), at
+    )
+
+
+def _next(claim: Claim, table: TableEntity, decision: Decision, at: datetime | None) -> Next:
+    if at is None:
+        return Next(decision)
+    task = NewTask(claim.queue, claim.scope, table.entity, at, Origin.ADAPTIVE, decision.reason)
+    return Next(decision, task)

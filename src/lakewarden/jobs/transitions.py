@@ -1,0 +1,214 @@
+"""What can become of a row of `task`, each step within the caller's transaction.
+
+    insert ─► SCHEDULED ─ start ─► RUNNING ─► STOPPING
+                  ▲                   │           │
+                  └───── requeue ─────┴───────────┤
+                                                  └─ end ─► a final row of `task_log`
+
+`start` and `requeue` take the slot's next number, so that nobody who had the task before has it still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from lakewarden.jobs.queues import queue_kind
+from lakewarden.jobs.schema import SLOT, TASK, TASK_LOG
+from lakewarden.jobs.tasks import (
+    HELD,
+    Entity,
+    EntityType,
+    Failure,
+    NewTask,
+    Origin,
+    Scope,
+    TaskStatus,
+)
+from lakewarden.world import Chance, ordered_id
+
+#: What SQLite takes in one statement, with room to spare.
+CHUNK = 500
+_SHARED = tuple(name for name in TASK.c.keys() if name in TASK_LOG.c)  # noqa: SIM118
+
+Row = sa.Row[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended."""
+
+    status: TaskStatus
+    message: str | None = None
+    failure: Failure | None = None
+    result: Mapping[str, Any] | None = None
+    rate: float | None = None
+
+
+def insert(
+    connection: sa.Connection, tasks: Sequence[NewTask], now: datetime, chance: Chance
+) -> list[UUID | None]:
+    """Queue tasks, and return their ids: None for each whose slot is taken."""
+    rows = [_row(task, now, chance) for task in tasks]
+    made: set[UUID] = set()
+    for first in range(0, len(rows), CHUNK):
+        new = upsert(connection, TASK).values(rows[first : first + CHUNK])
+        free = new.on_conflict_do_nothing(index_elements=["slot"])
+        made |= set(connection.scalars(free.returning(TASK.c.task_id)))
+    return [row["task_id"] if row["task_id"] in made else None for row in rows]
+
+
+def _row(task: NewTask, now: datetime, chance: Chance) -> dict[str, Any]:
+    return {
+        "task_id": ordered_id(now, chance),
+        "attempt": 0,
+        "project_id": task.scope.project_id,
+        "warehouse_id": task.scope.warehouse_id,
+        "queue_name": task.queue,
+        "entity_type": task.entity.type,
+        "entity_id": task.entity.id,
+        "entity_name": None if task.entity.name is None else list(task.entity.name),
+        "slot": task.slot,
+        "status": TaskStatus.SCHEDULED,
+        "scheduled_for": task.scheduled_for,
+        "fence": 0,
+        "progress": 0.0,
+        "task_data": dict(task.data),
+        "parent_task_id": task.parent_id,
+        "origin": task.origin,
+        "reason": task.reason,
+        "created_at": now,
+    }
+
+
+def start(connection: sa.Connection, rows: Sequence[Row], now: datetime) -> dict[str, Row]:
+    """Begin the next attempt at each task, and return the slots with their new numbers."""
+    slots = _advance(connection, [row.slot for row in rows])
+    begin = (
+        sa.update(TASK)
+        .where(TASK.c.task_id == sa.bindparam("id"))
+        .values(
+            status=TaskStatus.RUNNING,
+            attempt=TASK.c.attempt + 1,
+            fence=sa.bindparam("number"),
+            stale_at=sa.bindparam("stale"),
+            picked_up_at=now,
+            last_heartbeat_at=now,
+            progress=0.0,
+            execution_details=None,
+            updated_at=now,
+        )
+    )
+    connection.execute(
+        begin,
+        [
+            {
+                "id": row.task_id,
+                "number": slots[row.slot].fence,
+                "stale": now + timedelta(seconds=row.patience),
+            }
+            for row in rows
+        ],
+    )
+    return slots
+
+
+def requeue(connection: sa.Connection, row: Row, at: datetime, now: datetime) -> None:
+    """Let a task wait for its next attempt."""
+    slots = _advance(connection, [row.slot])
+    connection.execute(
+        sa.update(TASK)
+        .where(TASK.c.task_id == row.task_id)
+        .values(
+            status=TaskStatus.SCHEDULED,
+            scheduled_for=at,
+            fence=slots[row.slot].fence,
+            stale_at=None,
+            picked_up_at=None,
+            last_heartbeat_at=None,
+            progress=0.0,
+            execution_details=None,
+            updated_at=now,
+        )
+    )
+
+
+def end(connection: sa.Connection, row: Row, ending: Ending, now: datetime) -> None:
+    """Take a task out of the queue for good."""
+    connection.execute(sa.delete(TASK).where(TASK.c.task_id == row.task_id))
+    log(connection, row, ending, now, final=True)
+
+
+def log(connection: sa.Connection, row: Row, ending: Ending, now: datetime, *, final: bool) -> None:
+    """Write down an attempt that is over.
+
+    A task that waits for its next attempt has its last one in the log already: what becomes of it
+    then is told of the next, which never began.
+    """
+    values = {name: getattr(row, name) for name in _SHARED}
+    if row.status == TaskStatus.SCHEDULED and row.attempt > 0:
+        values["attempt"] = row.attempt + 1
+    began = row.picked_up_at if row.status in HELD else None
+    values |= {
+        "status": ending.status,
+        "picked_up_at": began,
+        "ended_at": now,
+        "duration_seconds": None if began is None else (now - began).total_seconds(),
+        "progress": 1.0 if ending.status is TaskStatus.SUCCESS else row.progress,
+        "message": ending.message,
+        "failure": ending.failure,
+        "result": None if ending.result is None else dict(ending.result),
+        "rate": ending.rate,
+        "final": final,
+    }
+    connection.execute(sa.insert(TASK_LOG).values(values))
+
+
+def make_again(connection: sa.Connection, row: Row, now: datetime, chance: Chance) -> None:
+    """Queue a new task after one that has failed, where the queue does so."""
+    seconds = queue_kind(row.queue_name).again_after_seconds
+    if seconds is not None:
+        task = NewTask(
+            row.queue_name,
+            scope_of(row),
+            entity_of(row),
+            now + timedelta(seconds=seconds),
+            Origin.ADAPTIVE,
+            "the last task failed, but not for good",
+            parent_id=row.task_id,
+        )
+        insert(connection, [task], now, chance)
+
+
+def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    """Return an insert that can say what to do about a conflict."""
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table)
+    return sqlite.insert(table)
+
+
+def _advance(connection: sa.Connection, slots: Sequence[str]) -> dict[str, Row]:
+    found: dict[str, Row] = {}
+    for first in range(0, len(slots), CHUNK):
+        rows = [{"slot": slot, "fence": 1} for slot in slots[first : first + CHUNK]]
+        new = upsert(connection, SLOT).values(rows)
+        counted = new.on_conflict_do_update(
+            index_elements=["slot"], set_={"fence": SLOT.c.fence + 1}
+        )
+        found |= {row.slot: row for row in connection.execute(counted.returning(SLOT))}
+    return found
+
+
+def scope_of(row: Row) -> Scope:
+    return Scope(row.project_id, row.warehouse_id)
+
+
+def entity_of(row: Row) -> Entity:
+    name = None if row.entity_name is None else tuple(row.entity_name)
+    return Entity(EntityType(row.entity_type), row.entity_id, name)

@@ -1,0 +1,270 @@
+"""The warehouses that are looked after, and the tables found in them.
+
+How to reach a warehouse's storage or catalog (`Access`) may hold credentials.  It is written once and
+read by workers only; nothing that lists warehouses selects it, and its text shows names, no values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from lakewarden.errors import ErrorKind
+from lakewarden.jobs.database import Database
+from lakewarden.jobs.refusals import RequestRefused, not_found
+from lakewarden.jobs.schema import ENTITY, TASK, TASK_CONFIG, WAREHOUSE
+from lakewarden.jobs.tasks import DEFAULT_PROJECT, Entity, EntityType
+from lakewarden.jobs.transitions import Row, upsert
+from lakewarden.world import Chance, ordered_id
+
+_MISSING = {
+    EntityType.TABLE: "NoSuchTableException",
+    EntityType.VIEW: "NoSuchViewException",
+    EntityType.GENERIC_TABLE: "NoSuchGenericTableException",
+}
+
+
+class WarehouseKind(StrEnum):
+    """Where the tables of a warehouse are found."""
+
+    #: One of ours: its log knows them.
+    LAKEWARDEN = "lakewarden"
+    #: A PyIceberg catalog: `location` is its name.
+    ICEBERG = "iceberg"
+    #: A directory of Lance tables.
+    LANCE = "lance"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Storage options and catalog properties, credentials among them."""
+
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+    catalog_properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        names = sorted({*self.storage_options, *self.catalog_properties})
+        return f"Access({', '.join(f'{name}=…' for name in names)})"
+
+
+@dataclass(frozen=True, slots=True)
+class WarehouseInfo:
+    """A warehouse, without what is needed to reach it."""
+
+    id: UUID
+    project_id: UUID
+    name: str
+    kind: WarehouseKind
+    location: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """A table as somebody who looked found it."""
+
+    name: tuple[str, ...]
+    type: EntityType
+    #: What the maintenance commands take: a URI, or iceberg://CATALOG/NAMESPACE.TABLE.
+    target: str
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return json.dumps(self.name, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntity:
+    """A table that is known."""
+
+    id: UUID
+    warehouse_id: UUID
+    type: EntityType
+    name: tuple[str, ...]
+    target: str
+    properties: Mapping[str, str]
+    #: Which commit was seen last.
+    marker: str | None
+    changed_at: datetime | None
+    created_at: datetime
+    active: bool
+
+    @property
+    def entity(self) -> Entity:
+        return Entity(self.type, self.id, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Warehouses:
+    """The warehouses of one database."""
+
+    database: Database
+    chance: Chance
+
+    def register(
+        self,
+        name: str,
+        kind: WarehouseKind,
+        location: str,
+        *,
+        access: Access | None = None,
+        project_id: UUID = DEFAULT_PROJECT,
+    ) -> WarehouseInfo:
+        """Add a warehouse.  A name is used once in a project."""
+        secret = access or Access()
+        with self.database.writing() as connection:
+            now = self.database.moment(connection)
+            info = WarehouseInfo(
+                ordered_id(now, self.chance), project_id, name, kind, location, now
+            )
+            new = upsert(connection, WAREHOUSE).values(
+                id=info.id,
+                project_id=project_id,
+                name=name,
+                kind=kind,
+                location=location,
+                access={
+                    "storage_options": dict(secret.storage_options),
+                    "catalog_properties": dict(secret.catalog_properties),
+                },
+                created_at=now,
+            )
+            free = new.on_conflict_do_nothing(index_elements=["project_id", "name"])
+            if connection.execute(free.returning(WAREHOUSE.c.id)).one_or_none() is None:
+                raise RequestRefused(
+                    ErrorKind.ALREADY_EXISTS,
+                    "WarehouseAlreadyExists",
+                    409,
+                    f"there is a warehouse {name!r} already; choose another name, or delete it first",
+                )
+        return info
+
+    def all(self, project_id: UUID = DEFAULT_PROJECT) -> list[WarehouseInfo]:
+        """Return the warehouses of a project, by name."""
+        mine = _infos().where(WAREHOUSE.c.project_id == project_id)
+        with self.database.reading() as connection:
+            return [_info(row) for row in connection.execute(mine.order_by(WAREHOUSE.c.name))]
+
+    def get(self, warehouse_id: UUID) -> WarehouseInfo:
+        with self.database.reading() as connection:
+            row = connection.execute(_infos().where(WAREHOUSE.c.id == warehouse_id)).one_or_none()
+        if row is None:
+            raise not_found(
+                "WarehouseNotFound", f"there is no warehouse {warehouse_id}; register it first"
+            )
+        return _info(row)
+
+    def access(self, warehouse_id: UUID) -> Access:
+        """Return how to reach a warehouse: for workers, never for answers or logs."""
+        query = sa.select(WAREHOUSE.c.access).where(WAREHOUSE.c.id == warehouse_id)
+        with self.database.reading() as connection:
+            kept = connection.scalar(query)
+        return Access() if kept is None else Access(**kept)
+
+    def delete(self, warehouse_id: UUID) -> None:
+        """Forget a warehouse and its tables, unless tasks are active.  No file is touched."""
+        mine = TASK.c.warehouse_id == warehouse_id
+        with self.database.writing() as connection:
+            # First, so that nobody queues a task in between: tables are known no more.
+            gone = sa.delete(WAREHOUSE).where(WAREHOUSE.c.id == warehouse_id)
+            found = connection.execute(gone).rowcount
+            active = connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
+            if active:
+                raise RequestRefused(
+                    ErrorKind.TASK_ACTIVE,
+                    "WarehouseHasUnfinishedTasks",
+                    409,
+                    f"{active} tasks of the warehouse are active; cancel them first",
+                )
+            if not found:
+                raise not_found("WarehouseNotFound", f"there is no warehouse {warehouse_id}")
+            connection.execute(sa.delete(TASK_CONFIG).where(TASK_CONFIG.c.scope_id == warehouse_id))
+
+    # -- tables ----------------------------------------------------------------------------------
+
+    def refresh(self, warehouse_id: UUID, found: Sequence[FoundTable]) -> list[TableEntity]:
+        """Make known what tables a warehouse has now, and return them.
+
+        A table that is back has the id that it had.  One that is gone is kept, but not active: no task
+        is made for it, and its tasks can still be read.
+        """
+        with self.database.writing() as connection:
+            now = self.database.moment(connection)
+            connection.execute(
+                sa.update(ENTITY).where(ENTITY.c.warehouse_id == warehouse_id).values(active=False)
+            )
+            for table in found:
+                told = {
+                    "type": table.type,
+                    "target": table.target,
+                    "properties": dict(table.properties),
+                    "active": True,
+                }
+                new = upsert(connection, ENTITY).values(
+                    id=ordered_id(now, self.chance),
+                    warehouse_id=warehouse_id,
+                    name=list(table.name),
+                    key=table.key,
+                    created_at=now,
+                    **told,
+                )
+                connection.execute(
+                    new.on_conflict_do_update(index_elements=["warehouse_id", "key"], set_=told)
+                )
+            query = sa.select(ENTITY).where(ENTITY.c.warehouse_id == warehouse_id, ENTITY.c.active)
+            return [entity(row) for row in connection.execute(query.order_by(ENTITY.c.key))]
+
+    def tables(self, warehouse_id: UUID) -> list[TableEntity]:
+        """Return the tables that a warehouse has, by name."""
+        query = sa.select(ENTITY).where(ENTITY.c.warehouse_id == warehouse_id, ENTITY.c.active)
+        with self.database.reading() as connection:
+            return [entity(row) for row in connection.execute(query.order_by(ENTITY.c.key))]
+
+    def table(self, warehouse_id: UUID, kind: EntityType, entity_id: UUID) -> TableEntity:
+        """Return a table that is there, or raise 404 under the name for its kind."""
+        query = sa.select(ENTITY).where(
+            ENTITY.c.warehouse_id == warehouse_id,
+            ENTITY.c.id == entity_id,
+            ENTITY.c.type == kind,
+            ENTITY.c.active,
+        )
+        with self.database.reading() as connection:
+            row = connection.execute(query).one_or_none()
+        if row is None:
+            raise not_found(
+                _MISSING[kind], f"there is no {kind} {entity_id} in this warehouse, or not any more"
+            )
+        return entity(row)
+
+
+def entity(row: Row) -> TableEntity:
+    return TableEntity(
+        id=row.id,
+        warehouse_id=row.warehouse_id,
+        type=EntityType(row.type),
+        name=tuple(row.name),
+        target=row.target,
+        properties=row.properties,
+        marker=row.marker,
+        changed_at=row.changed_at,
+        created_at=row.created_at,
+        active=row.active,
+    )
+
+
+def _infos() -> sa.Select[Any]:
+    return sa.select(*(column for column in WAREHOUSE.c if column.name != "access"))
+
+
+def _info(row: Row) -> WarehouseInfo:
+    return WarehouseInfo(
+        row.id, row.project_id, row.name, WarehouseKind(row.kind), row.location, row.created_at
+    )

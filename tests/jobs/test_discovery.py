@@ -1,0 +1,168 @@
+"""Tables are found where they are, and their commits are noticed, at one request for each table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import lance
+import pytest
+
+from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
+from lakewarden.jobs.sources import LanceDirectory, OwnTables, open_source
+from lakewarden.jobs.tasks import EntityType
+from lakewarden.jobs.warehouses import WarehouseKind
+from lakewarden.storage.location import Location
+from lakewarden.storage.opening import Opener
+from lakewarden.storage.store import Request, Store
+from lakewarden.testing import iceberg, tables
+from tests.jobs.lab import Lab, Registered, iceberg_table, lance_table
+from tests.warehouse.cleaning import new_lake
+
+
+@pytest.fixture
+def lab(template: Path, tmp_path: Path) -> Iterator[Lab]:
+    """Without Spark: nothing here needs it."""
+    place = tmp_path / "tasks.db"
+    place.write_bytes(template.read_bytes())
+    made = Lab.of(f"sqlite:///{place}", None)
+    yield made
+    made.database.close()
+
+
+def test_lance_tables_of_a_directory_come_and_go(lab: Lab, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    lance_table(lake / "a.lance", 1)
+    lance_table(lake / "deep" / "b.lance", 1)
+    warehouse = lab.lance(lake)
+    found = warehouse.tables()
+    assert {name: one.name for name, one in found.items()} == {
+        "a": ("a.lance",),
+        "b": ("deep", "b.lance"),
+    }
+    assert {one.type for one in found.values()} == {EntityType.GENERIC_TABLE}
+    (lake / "a.lance").rename(tmp_path / "away")
+    assert warehouse.tables().keys() == {"b"}
+    (tmp_path / "away").rename(lake / "a.lance")
+    assert warehouse.tables()["a"].id == found["a"].id
+
+
+def test_tables_of_a_catalog_and_of_a_warehouse_are_found(lab: Lab, tmp_path: Path) -> None:
+    iceberg_table(tmp_path, "t", 1)
+    catalog = lab.iceberg(tmp_path)
+    assert catalog.tables()["t"].target == "iceberg://lake/db.t"
+    assert catalog.tables()["t"].type is EntityType.TABLE
+    lake = new_lake(tmp_path / "wh")
+    lake.lance("create", "points", 1)
+    lake.create("lines", 1)
+    own = lab.register(WarehouseKind.LAKEWARDEN, str(lake.root)).tables()
+    assert {name: one.type for name, one in own.items()} == {
+        "points": EntityType.GENERIC_TABLE,
+        "lines": EntityType.TABLE,
+    }
+
+
+def test_commits_queue_what_they_make_worthwhile_once(lab: Lab, tmp_path: Path) -> None:
+    lance_table(tmp_path / "lake" / "t.lance", 25)
+    iceberg_table(tmp_path, "t", 12)
+    directory, catalog = lab.lance(tmp_path / "lake"), lab.iceberg(tmp_path)
+    for warehouse in (directory, catalog):
+        for queue in (EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES):
+            warehouse.configure(queue)
+        first = lab.discovery.detect(warehouse.info.id)
+        assert {one.queue for one in first if one.task_id is not None} == {
+            EXPIRE_SNAPSHOTS,
+            REMOVE_ORPHAN_FILES,
+        }
+        # The same commits, seen again, are no news.
+        assert lab.discovery.detect(warehouse.info.id) == []
+
+
+def test_new_commit_is_noticed_in_every_kind_of_warehouse(lab: Lab, tmp_path: Path) -> None:
+    place = tables.appended(tmp_path / "lake" / "t.lance", 2)
+    table = iceberg_table(tmp_path, "t", 1)
+    lake = new_lake(tmp_path / "wh")
+    lake.lance("create", "points", 1)
+    kinds: list[tuple[Registered, Callable[[], object]]] = [
+        (lab.lance(tmp_path / "lake"), lambda: tables.append(place, 100)),
+        (lab.iceberg(tmp_path), lambda: iceberg.append(table, 100)),
+        (
+            lab.register(WarehouseKind.LAKEWARDEN, str(lake.root)),
+            lambda: lake.lance("append", "points", 2),
+        ),
+    ]
+    for warehouse, commit in kinds:
+        lab.discovery.detect(warehouse.info.id)
+        (before,) = lab.warehouses.tables(warehouse.info.id)
+        commit()
+        lab.discovery.detect(warehouse.info.id)
+        (after,) = lab.warehouses.tables(warehouse.info.id)
+        assert before.marker is not None
+        assert after.marker != before.marker
+        assert after.id == before.id
+
+
+def test_scattered_table_is_worth_optimizing(lab: Lab, tmp_path: Path) -> None:
+    tables.appended(tmp_path / "lake" / "many.lance", 30)
+    tables.appended(tmp_path / "lake" / "few.lance", 2)
+    warehouse = lab.lance(tmp_path / "lake")
+    warehouse.configure(OPTIMIZE)
+    found = {one.table_id: one for one in lab.discovery.detect(warehouse.info.id)}
+    known = warehouse.tables()
+    assert found[known["many"].id].task_id is not None
+    assert found[known["few"].id].task_id is None
+
+
+def test_properties_that_were_seen_survive_a_refresh(lab: Lab, tmp_path: Path) -> None:
+    iceberg_table(tmp_path, "t", 1, **{"gc.enabled": "false"})
+    warehouse = lab.iceberg(tmp_path)
+    lab.discovery.detect(warehouse.info.id)
+    assert warehouse.tables()["t"].properties["gc.enabled"] == "false"
+
+
+def test_marker_of_a_lance_table_costs_one_request(lab: Lab, tmp_path: Path) -> None:
+    place = tables.appended(tmp_path / "lake" / "t.lance", 5)
+    warehouse = lab.lance(tmp_path / "lake")
+    opened: list[Store] = []
+
+    class Counting(Opener):
+        def __call__(self, location: Location) -> Store:
+            opened.append(super().__call__(location))
+            return opened[-1]
+
+    source = LanceDirectory(Location.parse(str(tmp_path / "lake")), Counting())
+    marker = source.marker(warehouse.tables()["t"])
+    counted = [store.requests.drain() for store in opened]
+    assert counted == [{Request.LIST: 1}]
+    assert marker.startswith(f"{lance.dataset(str(place)).version}@")
+
+
+def test_old_names_of_manifests_are_compared_by_number(lab: Lab, tmp_path: Path) -> None:
+    tables.old_naming(tmp_path / "lake" / "t.lance", 11)
+    warehouse = lab.lance(tmp_path / "lake")
+    source = open_source(warehouse.info, lab.warehouses.access(warehouse.info.id))
+    assert source.marker(warehouse.tables()["t"]).startswith("11@")
+
+
+def test_log_of_a_warehouse_is_read_once_for_all_markers(lab: Lab, tmp_path: Path) -> None:
+    lake = new_lake(tmp_path / "wh")
+    for name in ("a", "b", "c"):
+        lake.lance("create", name, 1)
+    warehouse = lab.register(WarehouseKind.LAKEWARDEN, str(lake.root))
+    found = warehouse.tables()
+    source = open_source(warehouse.info, lab.warehouses.access(warehouse.info.id))
+    assert isinstance(source, OwnTables)
+    source.warehouse.log.store.requests.drain()
+    assert len({source.marker(one) for one in found.values()}) == 3
+    assert source.warehouse.log.store.requests.drain() == {}
+
+
+def test_warehouse_that_cannot_be_read_does_not_hold_up_others(lab: Lab, tmp_path: Path) -> None:
+    lance_table(tmp_path / "lake" / "t.lance", 25)
+    broken = lab.register(WarehouseKind.LAKEWARDEN, str(tmp_path / "nothing"))
+    fine = lab.lance(tmp_path / "lake")
+    fine.configure(REMOVE_ORPHAN_FILES)
+    lab.discovery.detect_all()
+    assert lab.warehouses.tables(broken.info.id) == []
+    (table,) = lab.warehouses.tables(fine.info.id)
+    assert table.marker is not None

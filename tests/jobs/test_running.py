@@ -1,0 +1,292 @@
+"""Batches of tasks on real tables: one run for many, and the rules that are applied at pickup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES
+from lakewarden.jobs.tasks import Origin, TaskStatus
+from lakewarden.testing import iceberg, iceberg_oracle, invariants, tables
+from tests.jobs.lab import (
+    DAY_MS,
+    iceberg_orphans,
+    iceberg_table,
+    lance_orphans,
+    lance_table,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.jobs.lab import Lab
+
+pytestmark = pytest.mark.spark
+
+
+def spark_jobs(spark: SparkSession) -> set[int]:
+    return set(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
+
+
+def test_orphans_of_many_lance_tables_go_in_one_run(
+    lab: Lab, tmp_path: Path, spark: SparkSession
+) -> None:
+    lake = tmp_path / "lake"
+    few, many = lake / "few", lake / "many"
+    for number in range(2):
+        lance_orphans(lance_table(few / f"t{number}.lance", 2))
+    for number in range(8):
+        lance_orphans(lance_table(many / f"t{number}.lance", 2))
+    jobs = {}
+    for place in (few, many):
+        warehouse = lab.lance(place)
+        warehouse.configure(REMOVE_ORPHAN_FILES)
+        tasks = warehouse.ask(REMOVE_ORPHAN_FILES)
+        before = spark_jobs(spark)
+        assert lab.run(REMOVE_ORPHAN_FILES) == len(tasks)
+        jobs[place] = len(spark_jobs(spark) - before)
+        for task in tasks:
+            details = warehouse.details(task)
+            assert details.info.status is TaskStatus.SUCCESS, details.message
+            assert details.info.progress == 1.0
+            result = warehouse.result(task)
+            assert result["deleted_count"] == result["would_delete_count"] == 3
+            assert result["deleted_bytes"] == 3 * len(b"left over")
+            assert result["listed_count"] > 3
+            assert result["skipped_unknown_age_count"] == 0
+        for table in place.iterdir():
+            invariants.assert_no_live_file_missing(table)
+            invariants.assert_nothing_deletable_left(table)
+            assert len(set(invariants.versions(table))) == 2
+    assert jobs[many] == jobs[few]
+
+
+def test_orphans_are_looked_for_again_at_the_rate_that_was_seen(lab: Lab, tmp_path: Path) -> None:
+    lance_orphans(lance_table(tmp_path / "lake" / "busy.lance", 2))
+    lance_table(tmp_path / "lake" / "idle.lance", 2)
+    warehouse = lab.lance(tmp_path / "lake")
+    warehouse.configure(REMOVE_ORPHAN_FILES, target_reclaim_bytes=0)
+    busy, idle = warehouse.ask(REMOVE_ORPHAN_FILES, "busy", "idle")
+    lab.run(REMOVE_ORPHAN_FILES)
+    waits = {}
+    for name, task in (("busy", busy), ("idle", idle)):
+        done = warehouse.details(task).info
+        with lab.database.reading() as connection:
+            query = "SELECT origin, reason, scheduled_for FROM task WHERE parent_task_id = ?"
+            after = connection.exec_driver_sql(query, (task.hex,)).all()
+        assert len(after) == 1
+        assert after[0].origin == Origin.ADAPTIVE
+        assert done.picked_up_at is not None
+        waits[name] = after[0].scheduled_for / 1e6 - done.picked_up_at.timestamp()
+        assert warehouse.result(task)["next_run_reason"] == after[0].reason
+    assert waits["busy"] == pytest.approx(86_400, abs=120)
+    assert waits["idle"] == pytest.approx(7_776_000, abs=120)
+
+
+def test_snapshots_of_many_iceberg_tables_expire_in_one_run(
+    lab: Lab, tmp_path: Path, spark: SparkSession
+) -> None:
+    made = [iceberg_table(tmp_path, f"t{number}", 4) for number in range(3)]
+    before = [iceberg_oracle.reachable(table) for table in made]
+    kept = [iceberg_oracle.fingerprints(table) for table in made]
+    warehouse = lab.iceberg(tmp_path)
+    warehouse.configure(EXPIRE_SNAPSHOTS, min_snapshots_to_expire=3)
+    tasks = warehouse.ask(EXPIRE_SNAPSHOTS, "t0", "t1", "t2", origin=Origin.COMMIT)
+    assert lab.run(EXPIRE_SNAPSHOTS) == 3
+    for table, task, then, prints in zip(made, tasks, before, kept, strict=True):
+        details = warehouse.details(task)
+        assert details.info.status is TaskStatus.SUCCESS, details.message
+        table.refresh()
+        assert len(table.metadata.snapshots) == 1
+        result = warehouse.result(task)
+        assert result["expired_snapshots_count"] == len(prints) - 1
+        assert result["deleted_data_files_count"] == 3
+        assert result["deleted_manifest_lists_count"] == len(prints) - 1
+        assert result["failed_deletes_count"] == 0
+        iceberg_oracle.assert_intact(table, prints)
+        left = {path for path in iceberg_oracle.leftovers(then, table) if Path(path).exists()}
+        assert left == set()
+
+
+def test_versions_of_lance_tables_expire_each_by_its_own_settings(lab: Lab, tmp_path: Path) -> None:
+    import lance
+
+    lake = tmp_path / "lake"
+    plain, keeping = lance_table(lake / "plain.lance"), lance_table(lake / "keeping.lance")
+    lance.dataset(str(keeping)).update_config({"history.expire.min-snapshots-to-keep": "4"})
+    tables.age(keeping, 30)
+    tagged = lance_table(lake / "tagged.lance")
+    tables.tag(tagged, "release", 2)
+    prints = {place: invariants.fingerprints(place) for place in (plain, keeping, tagged)}
+    warehouse = lab.lance(lake)
+    warehouse.configure(EXPIRE_SNAPSHOTS, min_snapshots_to_expire=0)
+    tasks = warehouse.ask(EXPIRE_SNAPSHOTS, "plain", "keeping", "tagged", origin=Origin.COMMIT)
+    lab.run(EXPIRE_SNAPSHOTS)
+    expected = {plain: {6}, keeping: {4, 5, 6, 7}, tagged: {2, 6}}
+    for task, (place, versions) in zip(tasks, expected.items(), strict=True):
+        details = warehouse.details(task)
+        assert details.info.status is TaskStatus.SUCCESS, details.message
+        found = set(invariants.versions(place))
+        assert {number for _, number in found} == versions
+        assert warehouse.result(task)["expired_snapshots_count"] == len(prints[place]) - len(found)
+        invariants.assert_all_versions_read(place, {one: prints[place][one] for one in found})
+        invariants.assert_no_live_file_missing(place)
+        invariants.assert_nothing_deletable_left(place)
+
+
+def test_shallow_clone_without_a_task_keeps_what_it_needs(lab: Lab, tmp_path: Path) -> None:
+    import lance
+
+    lake = tmp_path / "lake"
+    source = lance_table(lake / "source.lance")
+    clone = lake / "clone.lance"
+    lance.dataset(str(source), version=2).shallow_clone(str(clone), reference=2)
+    tables.age(lake, 30)
+    prints = invariants.fingerprints(clone)
+    warehouse = lab.lance(lake)
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    (task,) = warehouse.ask(EXPIRE_SNAPSHOTS, "source")
+    lab.run(EXPIRE_SNAPSHOTS)
+    assert warehouse.details(task).info.status is TaskStatus.SUCCESS
+    assert warehouse.result(task)["expired_snapshots_count"] == 5
+    invariants.assert_all_versions_read(clone, prints)
+    assert warehouse.tables().keys() == {"source", "clone"}
+
+
+def test_dry_run_says_what_would_go_and_deletes_nothing(lab: Lab, tmp_path: Path) -> None:
+    made = {name: iceberg_table(tmp_path, name, 1) for name in ("a", "b")}
+    left = {name: iceberg_orphans(table) for name, table in made.items()}
+    warehouse = lab.iceberg(tmp_path)
+    # Whoever wants nothing to go is heard: the warehouse here, a table below.
+    warehouse.configure(REMOVE_ORPHAN_FILES, dry_run=True)
+    with made["a"].transaction() as change:
+        change.set_properties({"lakewarden.remove-orphan-files.dry-run": "false"})
+    tasks = warehouse.ask(REMOVE_ORPHAN_FILES, "a", "b")
+    lab.run(REMOVE_ORPHAN_FILES)
+    for task in tasks:
+        result = warehouse.result(task)
+        assert (result["dry_run"], result["would_delete_count"]) == (True, 3)
+        assert result["would_delete_bytes"] == 3 * len(b"left over")
+        assert (result["deleted_count"], result["deleted_bytes"]) == (0, 0)
+        assert result["rate_bytes_per_second"] == 0
+    assert all(path.exists() for paths in left.values() for path in paths)
+    warehouse.configure(REMOVE_ORPHAN_FILES)
+    with made["b"].transaction() as change:
+        change.set_properties({"lakekeeper.remove-orphan-files.dry-run": "true"})
+    with lab.database.writing() as connection:
+        connection.exec_driver_sql("DELETE FROM task")
+    again = warehouse.ask(REMOVE_ORPHAN_FILES, "a", "b")
+    lab.run(REMOVE_ORPHAN_FILES)
+    assert [warehouse.result(task)["deleted_count"] for task in again] == [3, 0]
+    assert [path.exists() for path in left["a"]] == [False] * 3
+    assert [path.exists() for path in left["b"]] == [True] * 3
+    for table in made.values():
+        iceberg_oracle.assert_intact(table)
+
+
+def test_tables_that_are_excluded_end_as_done_with_the_reason(lab: Lab, tmp_path: Path) -> None:
+    without_gc = iceberg_table(tmp_path, "no_gc", 4, **{"gc.enabled": "false"})
+    off = iceberg_table(tmp_path, "off", 4, **{"lakekeeper.history.expire.enabled": "false"})
+    iceberg_table(tmp_path, "gone", 1)
+    warehouse = lab.iceberg(tmp_path)
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    tasks = warehouse.ask(EXPIRE_SNAPSHOTS, "no_gc", "off", "gone")
+    iceberg.catalog(tmp_path).drop_table("db.gone")
+    lab.run(EXPIRE_SNAPSHOTS)
+    told = [warehouse.details(task) for task in tasks]
+    assert [one.info.status for one in told] == [TaskStatus.SUCCESS] * 3
+    reasons = [warehouse.result(task)["skipped"] for task in tasks]
+    assert reasons[0].startswith("GcDisabled: ")
+    assert reasons[1].startswith("ExpireSnapshotsDisabled: ")
+    assert "gone" in str(told[2].message)
+    for table, snapshots in ((without_gc, 7), (off, 7)):
+        table.refresh()
+        assert len(table.metadata.snapshots) == snapshots
+
+
+def test_table_that_wants_it_is_included_though_the_warehouse_is_off(
+    lab: Lab, tmp_path: Path
+) -> None:
+    wants = {"lakewarden.remove-orphan-files.enabled": "true"}
+    table = iceberg_table(tmp_path, "wants", 1, **wants)
+    other = iceberg_table(tmp_path, "other", 1)
+    left, stays = iceberg_orphans(table), iceberg_orphans(other)
+    warehouse = lab.iceberg(tmp_path)
+    warehouse.configure(REMOVE_ORPHAN_FILES, enable_remove_orphan_files=False)
+    wanted, unwanted = warehouse.ask(REMOVE_ORPHAN_FILES, "wants", "other")
+    lab.run(REMOVE_ORPHAN_FILES)
+    assert warehouse.result(wanted)["deleted_count"] == 3
+    assert warehouse.result(unwanted)["skipped"].startswith("RemoveOrphanFilesDisabled: ")
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in stays)
+
+
+def test_age_below_the_floor_fails_at_pickup_and_for_good(lab: Lab, tmp_path: Path) -> None:
+    own = {"lakewarden.remove-orphan-files.older-than-ms": "1000"}
+    table = iceberg_table(tmp_path, "t", 1)
+    exempt = iceberg_table(tmp_path, "exempt", 1, **own)
+    left = iceberg_orphans(table, days=2) + iceberg_orphans(exempt, days=0.5)
+    warehouse = lab.iceberg(tmp_path)
+    warehouse.configure(REMOVE_ORPHAN_FILES, default_older_than_ms=DAY_MS - 1)
+    tasks = warehouse.ask(REMOVE_ORPHAN_FILES, "t", "exempt")
+    lab.run(REMOVE_ORPHAN_FILES)
+    for task in tasks:
+        details = warehouse.details(task)
+        assert details.info.status is TaskStatus.FAILED
+        assert str(details.message).startswith("RemoveOrphanFilesRetentionTooShort: ")
+    assert all(path.exists() for path in left)
+    assert lab.run(REMOVE_ORPHAN_FILES) == 0
+    # A day exactly is enough, and a table's own age has no floor.
+    warehouse.configure(REMOVE_ORPHAN_FILES, default_older_than_ms=DAY_MS)
+    again = warehouse.ask(REMOVE_ORPHAN_FILES, "t", "exempt")
+    lab.run(REMOVE_ORPHAN_FILES)
+    assert [warehouse.result(task)["deleted_count"] for task in again] == [3, 3]
+    assert [warehouse.result(task)["older_than_ms"] for task in again] == [DAY_MS, 1000]
+    for one in (table, exempt):
+        iceberg_oracle.assert_intact(one)
+
+
+def test_too_few_snapshots_are_not_worth_a_run_unless_somebody_asks(
+    lab: Lab, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    place = lance_table(lake / "t.lance", 4)
+    table = iceberg_table(tmp_path, "t", 4)
+    directory, catalog = lab.lance(lake), lab.iceberg(tmp_path)
+    for warehouse in (directory, catalog):
+        warehouse.configure(EXPIRE_SNAPSHOTS)
+        warehouse.ask(EXPIRE_SNAPSHOTS, "t", origin=Origin.COMMIT)
+    assert lab.run(EXPIRE_SNAPSHOTS) == 2
+    assert len(set(invariants.versions(place))) == 4
+    table.refresh()
+    assert len(table.metadata.snapshots) == 7
+    asked = [one.ask(EXPIRE_SNAPSHOTS, "t")[0] for one in (directory, catalog)]
+    assert lab.run(EXPIRE_SNAPSHOTS) == 2
+    assert len(set(invariants.versions(place))) == 1
+    table.refresh()
+    assert len(table.metadata.snapshots) == 1
+    assert directory.result(asked[0])["expired_snapshots_count"] == 3
+    assert catalog.result(asked[1])["expired_snapshots_count"] == 6
+
+
+def test_damaged_table_fails_for_good_and_the_others_go_on(lab: Lab, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    fine, broken = lance_table(lake / "fine.lance"), lance_table(lake / "broken.lance")
+    left = lance_orphans(fine) + lance_orphans(broken)
+    newest = min((broken / "_versions").glob("*.manifest"))
+    whole = newest.read_bytes()
+    warehouse = lab.lance(lake)
+    warehouse.configure(REMOVE_ORPHAN_FILES)
+    tasks = warehouse.ask(REMOVE_ORPHAN_FILES, "fine", "broken")
+    newest.write_bytes(whole[: len(whole) // 2])
+    lab.run(REMOVE_ORPHAN_FILES)
+    assert [warehouse.details(task).info.status for task in tasks] == [
+        TaskStatus.SUCCESS,
+        TaskStatus.FAILED,
+    ]
+    assert [path.exists() for path in left] == [False] * 3 + [True] * 3
+    with lab.database.reading() as connection:
+        waiting = connection.exec_driver_sql("SELECT parent_task_id FROM task").scalars().all()
+    assert waiting == [tasks[0].hex]

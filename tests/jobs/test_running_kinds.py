@@ -1,0 +1,133 @@
+"""Tasks on a warehouse of ours, tasks that rewrite files, and the task that cleans the log of tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lance
+import pytest
+
+from lakewarden.jobs.log_cleanup import LogCleanup
+from lakewarden.jobs.queues import (
+    EXPIRE_SNAPSHOTS,
+    OPTIMIZE,
+    REMOVE_ORPHAN_FILES,
+    TASK_LOG_CLEANUP,
+)
+from lakewarden.jobs.tasks import Origin, TaskStatus
+from lakewarden.jobs.warehouses import WarehouseKind
+from lakewarden.testing import invariants, tables
+from tests.jobs.lab import lance_table
+from tests.warehouse.cleaning import Lake, new_lake
+from tests.warehouse.survivors import survivors
+
+if TYPE_CHECKING:
+    from tests.jobs.lab import Lab, Registered
+
+pytestmark = pytest.mark.spark
+
+
+def filled(root: Path) -> Lake:
+    """Make a warehouse with a table of each format, and seven versions of both."""
+    lake = new_lake(root)
+    lake.lance("create", "points", 0)
+    table = lake.create("lines", 0)
+    for step in range(1, 7):
+        lake.lance("overwrite", "points", step)
+        table = lake.iceberg("lines")
+        table.append(tables.rows(step).select(["id"]))
+    return lake
+
+
+def registered(lab: Lab, lake: Lake) -> Registered:
+    return lab.register(WarehouseKind.LAKEWARDEN, str(lake.root))
+
+
+def test_versions_of_a_warehouse_expire_each_table_by_its_rules(lab: Lab, tmp_path: Path) -> None:
+    lake = filled(tmp_path / "wh")
+    lake.warehouse.create_tag("before")
+    tagged = survivors(lake.warehouse, lake.warehouse.refresh().version)
+    lake.lance("overwrite", "points", 99)
+    warehouse = registered(lab, lake)
+    lab.later()
+    warehouse.configure(EXPIRE_SNAPSHOTS, min_snapshots_to_expire=0)
+    tasks = warehouse.ask(EXPIRE_SNAPSHOTS, "points", "lines", origin=Origin.COMMIT)
+    before = lake.warehouse.refresh().version
+    lab.run(EXPIRE_SNAPSHOTS)
+    for task in tasks:
+        details = warehouse.details(task)
+        assert details.info.status is TaskStatus.SUCCESS, details.message
+    # Three versions always stay, and what the tag holds is one of them.
+    assert warehouse.result(tasks[0])["expired_snapshots_count"] == 5
+    assert warehouse.result(tasks[1])["expired_snapshots_count"] > 0
+    place = lake.place("points")
+    assert {number for _, number in invariants.versions(place)} == {6, 7, 8}
+    invariants.assert_no_live_file_missing(place)
+    invariants.assert_nothing_deletable_left(place)
+    assert lake.at("points").to_table()["id"].to_pylist() == [99]
+    assert sorted(lake.iceberg("lines").scan().to_arrow()["id"].to_pylist()) == sorted(
+        [0, *(one for step in range(1, 7) for one in tables.rows(step)["id"].to_pylist())]
+    )
+    # One commit lets go of both tables' versions, and one takes snapshots out of Iceberg's metadata.
+    messages = [one.transaction.message for one in lake.again().history(10)]
+    assert sum(str(one).startswith("reclaim versions of 2") for one in messages) == 1
+    assert lake.warehouse.refresh().version > before
+    assert tagged is not None
+    assert lake.again().read(tag="before").tables()
+
+
+def test_orphans_of_a_warehouse_go_and_no_version_does(lab: Lab, tmp_path: Path) -> None:
+    lake = filled(tmp_path / "wh")
+    left = [
+        tables.orphan(lake.place("points"), "data/left.lance", days=1),
+        tables.orphan(lake.place("lines"), "data/left.parquet", days=1),
+    ]
+    prints = invariants.fingerprints(lake.place("points"))
+    snapshots = len(lake.iceberg("lines").metadata.snapshots)
+    warehouse = registered(lab, lake)
+    lab.later()
+    warehouse.configure(REMOVE_ORPHAN_FILES)
+    tasks = warehouse.ask(REMOVE_ORPHAN_FILES, "points", "lines")
+    lab.run(REMOVE_ORPHAN_FILES)
+    assert [warehouse.details(task).info.status for task in tasks] == [TaskStatus.SUCCESS] * 2
+    assert [warehouse.result(task)["deleted_count"] for task in tasks] == [1, 1]
+    assert not any(path.exists() for path in left)
+    invariants.assert_all_versions_read(lake.place("points"), prints)
+    assert len(lake.iceberg("lines").metadata.snapshots) == snapshots
+
+
+def test_small_files_of_many_tables_become_few(lab: Lab, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    places = [lake / f"t{number}.lance" for number in range(2)]
+    for place in places:
+        tables.appended(place, 12)
+    rows = [lance.dataset(str(place)).to_table().sort_by("id") for place in places]
+    calm = lance_table(lake / "calm.lance", 1)
+    warehouse = lab.lance(lake)
+    warehouse.configure(OPTIMIZE)
+    tasks = warehouse.ask(OPTIMIZE, "t0", "t1", "calm")
+    lab.run(OPTIMIZE)
+    for task in tasks:
+        details = warehouse.details(task)
+        assert details.info.status is TaskStatus.SUCCESS, details.message
+    for place, before, task in zip(places, rows, tasks, strict=False):
+        found = lance.dataset(str(place))
+        assert len(found.get_fragments()) == 1
+        assert found.to_table().sort_by("id").equals(before)
+        result = warehouse.result(task)
+        assert (result["fragments_removed"], result["fragments_added"]) == (12, 1)
+        assert result["committed"] is True
+    assert warehouse.result(tasks[2])["committed"] is False
+    assert lance.dataset(str(calm)).version == 1
+
+
+def test_log_of_tasks_is_cleaned_and_will_be_again(lab: Lab, tmp_path: Path) -> None:
+    LogCleanup(lab.queue).ensure()
+    lab.later()
+    assert lab.run(TASK_LOG_CLEANUP) == 1
+    with lab.database.reading() as connection:
+        ended = connection.exec_driver_sql("SELECT status FROM task_log").scalars().all()
+        waits = connection.exec_driver_sql("SELECT queue_name FROM task").scalars().all()
+    assert ended == ["SUCCESS"]
+    assert waits == [TASK_LOG_CLEANUP]
