@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import lakewarden
-from lakewarden.cli import output, warehouse
+from lakewarden.cli import output, serving, warehouse
 from lakewarden.cli.conduct import (
     Consent,
     ask,
@@ -81,6 +81,7 @@ app = typer.Typer(
 storage_app = typer.Typer(help="About object stores.", no_args_is_help=True)
 app.add_typer(storage_app, name="storage")
 warehouse.register(app)
+serving.register(app)
 
 
 @app.callback()
