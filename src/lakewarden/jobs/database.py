@@ -205,10 +205,10 @@ def _begin(connection: sa.Connection) -> None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the database's errors into ours."""
+    """Turn the database's errors into ours; mistakes of our own stay what they are."""
     try:
         yield
-    except sa.exc.SQLAlchemyError as error:
+    except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
         said = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())[:200]
         raise StorageError(
             ErrorKind.STORAGE,

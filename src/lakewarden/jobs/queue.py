@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Any
 from uuid import UUID
 
@@ -70,6 +71,8 @@ class TaskQueue:
 
     database: Database
     chance: Chance
+    #: How long to wait after a first attempt that failed.
+    backoff_seconds: float = BACKOFF_FIRST_SECONDS
 
     # -- into the queue --------------------------------------------------------------------------
 
@@ -82,7 +85,7 @@ class TaskQueue:
         """
         if connection is not None:
             now = self.database.moment(connection)
-            return [insert(connection, task, now, self.chance) for task in tasks]
+            return insert(connection, tasks, now, self.chance)
         with self.database.writing() as own:
             return self.enqueue(tasks, connection=own)
 
@@ -159,21 +162,11 @@ class TaskQueue:
     def heartbeats(self, beats: Sequence[Beat]) -> dict[UUID, Signal]:
         """Do the same for all tasks of a batch, in one transaction."""
         # Two that beat for the same tasks must not wait for each other.
-        ordered = sorted(beats, key=lambda beat: beat.claim.task_id)
+        ordered = sorted(beats, key=lambda beat: (_told(beat), beat.claim.task_id))
         with self.database.writing() as connection:
             now = self.database.moment(connection)
-            for beat in ordered:
-                claim = beat.claim
-                told: dict[str, Any] = {
-                    "last_heartbeat_at": now,
-                    "stale_at": now + timedelta(seconds=claim.heartbeat_seconds),
-                    "updated_at": now,
-                }
-                if beat.progress is not None:
-                    told["progress"] = min(max(beat.progress, 0.0), 1.0)
-                if beat.details is not None:
-                    told["execution_details"] = dict(beat.details)
-                connection.execute(sa.update(TASK).where(_held_by(claim)).values(told))
+            for told, alike in groupby(ordered, key=_told):
+                _renew(connection, told, list(alike), now)
             return _signals(connection, [beat.claim for beat in ordered])
 
     # -- done ------------------------------------------------------------------------------------
@@ -203,7 +196,8 @@ class TaskQueue:
             ran = {"ran_at": now} if rate is None else {"ran_at": now, "rate": rate}
             connection.execute(sa.update(SLOT).where(SLOT.c.slot == row.slot).values(ran))
             if successor is not None:
-                insert(connection, replace(successor, parent_id=claim.task_id), now, self.chance)
+                following = replace(successor, parent_id=claim.task_id)
+                insert(connection, [following], now, self.chance)
 
         self._report(claim, ending, write)
 
@@ -258,7 +252,7 @@ class TaskQueue:
 
     def _backoff(self, attempt: int) -> timedelta:
         """Return how long to wait after an attempt: half of it is left to chance."""
-        seconds = min(BACKOFF_FIRST_SECONDS * 2.0 ** min(attempt - 1, 30), BACKOFF_MAX_SECONDS)
+        seconds = min(self.backoff_seconds * 2.0 ** min(attempt - 1, 30), BACKOFF_MAX_SECONDS)
         return timedelta(seconds=seconds * (0.5 + self.chance.below(_STEPS) / _STEPS / 2))
 
 
@@ -348,6 +342,43 @@ def _claim(row: Row, slot: Row, now: datetime) -> Claim:
         previous_run_at=slot.ran_at,
         previous_rate=slot.rate,
     )
+
+
+def _told(beat: Beat) -> tuple[bool, bool]:
+    return beat.progress is not None, beat.details is not None
+
+
+def _renew(
+    connection: sa.Connection, told: tuple[bool, bool], beats: Sequence[Beat], now: datetime
+) -> None:
+    """Write down beats that tell the same kinds of things."""
+    changed: dict[str, Any] = {
+        "last_heartbeat_at": now,
+        "stale_at": sa.bindparam("stale"),
+        "updated_at": now,
+    }
+    with_progress, with_details = told
+    if with_progress:
+        changed["progress"] = sa.bindparam("done")
+    if with_details:
+        changed["execution_details"] = sa.bindparam("found")
+    mine = sa.and_(
+        TASK.c.task_id == sa.bindparam("id"),
+        TASK.c.attempt == sa.bindparam("try"),
+        TASK.c.fence == sa.bindparam("number"),
+        TASK.c.status != TaskStatus.SCHEDULED,
+    )
+    rows: list[dict[str, Any]] = []
+    for beat in beats:
+        claim = beat.claim
+        row = {"id": claim.task_id, "try": claim.attempt, "number": claim.fence}
+        row["stale"] = now + timedelta(seconds=claim.heartbeat_seconds)
+        if beat.progress is not None:
+            row["done"] = min(max(beat.progress, 0.0), 1.0)
+        if beat.details is not None:
+            row["found"] = dict(beat.details)
+        rows.append(row)
+    connection.execute(sa.update(TASK).where(mine).values(changed), rows)
 
 
 def _signals(connection: sa.Connection, claims: Sequence[Claim]) -> dict[UUID, Signal]:

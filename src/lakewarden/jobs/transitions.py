@@ -51,9 +51,21 @@ class Ending:
     rate: float | None = None
 
 
-def insert(connection: sa.Connection, task: NewTask, now: datetime, chance: Chance) -> UUID | None:
-    """Queue a task, and return its id; None if its slot is taken."""
-    row = {
+def insert(
+    connection: sa.Connection, tasks: Sequence[NewTask], now: datetime, chance: Chance
+) -> list[UUID | None]:
+    """Queue tasks, and return their ids: None for each whose slot is taken."""
+    rows = [_row(task, now, chance) for task in tasks]
+    made: set[UUID] = set()
+    for first in range(0, len(rows), CHUNK):
+        new = upsert(connection, TASK).values(rows[first : first + CHUNK])
+        free = new.on_conflict_do_nothing(index_elements=["slot"])
+        made |= set(connection.scalars(free.returning(TASK.c.task_id)))
+    return [row["task_id"] if row["task_id"] in made else None for row in rows]
+
+
+def _row(task: NewTask, now: datetime, chance: Chance) -> dict[str, Any]:
+    return {
         "task_id": ordered_id(now, chance),
         "attempt": 0,
         "project_id": task.scope.project_id,
@@ -73,8 +85,6 @@ def insert(connection: sa.Connection, task: NewTask, now: datetime, chance: Chan
         "reason": task.reason,
         "created_at": now,
     }
-    free = upsert(connection, TASK).values(row).on_conflict_do_nothing(index_elements=["slot"])
-    return connection.execute(free.returning(TASK.c.task_id)).scalar_one_or_none()
 
 
 def start(connection: sa.Connection, rows: Sequence[Row], now: datetime) -> dict[str, Row]:
@@ -173,7 +183,7 @@ def make_again(connection: sa.Connection, row: Row, now: datetime, chance: Chanc
             "the last task failed, but not for good",
             parent_id=row.task_id,
         )
-        insert(connection, task, now, chance)
+        insert(connection, [task], now, chance)
 
 
 def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
