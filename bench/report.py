@@ -272,6 +272,35 @@ def warehouse(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def jobs(found: dict[str, Any]) -> dict[str, str]:
+    """Return the table on task queues."""
+    lines = found.get("pickup", [])
+    shown = table(
+        [
+            "database",
+            "pickers",
+            "batch",
+            "picked/s",
+            "median ms",
+            "longest ms",
+            "picked and ended/s",
+        ],
+        [
+            [
+                line["database"],
+                str(line["pickers"]),
+                str(line["batch"]),
+                f"{line['picked_per_second']:,.0f}",
+                f"{1000 * line['median']:.1f}",
+                f"{1000 * line['worst']:.1f}",
+                f"{line['done_per_second']:,.0f}",
+            ]
+            for line in lines
+        ],
+    )
+    return {"JOBS-PICKUP": shown if lines else "Not measured yet."}
+
+
 def _commits(line: dict[str, Any]) -> str:
     return f"{line['per_second']:.1f} ({1000 * line['median']:.0f}, {1000 * line['worst']:.0f})"
 
@@ -339,6 +368,7 @@ def main() -> None:
         ),
         **iceberg(results.get("iceberg", {})),
         **warehouse(results.get("warehouse", {})),
+        **jobs(results.get("jobs", {})),
     }.items():
         text = text.replace(f"<{name}>", content)
     PAGE.write_text(text)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import iceberg
+import jobs
 import lance
 import warehouse
 from tables import age, fleet, grow, linked, rows
@@ -266,10 +267,11 @@ PARTS = ("history", "young", "s3", "fleet", "memory", "cold")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    known = [*PARTS, *iceberg.PARTS, *warehouse.PARTS]
+    known = [*PARTS, *iceberg.PARTS, *warehouse.PARTS, *jobs.PARTS]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(known)}")
     parser.add_argument("--sizes", default="500,1000,2000,4000,8000")
     parser.add_argument("--iceberg-sizes", help="instead of each part's own")
+    parser.add_argument("--jobs-database", help="an empty PostgreSQL database, beside SQLite")
     parser.add_argument("--base", default=str(Path(tempfile.gettempdir()) / "lakewarden-bench"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--probe")
@@ -297,6 +299,7 @@ def main() -> None:
     warehouse.measure(
         parts, lambda found: keep({"warehouse": {**results.get("warehouse", {}), **found}})
     )
+    jobs.measure(parts, args.jobs_database, lambda found: keep({"jobs": found}))
 
 
 def measure(parts: list[str], base: Path, sizes: list[int]) -> dict[str, Any]:

@@ -107,30 +107,21 @@ def test_minima_are_kept_when_a_config_is_set(queue: str, key: str) -> None:
         assert parse_config(queue, {key: -1}) == {key: -1}
 
 
+MISFITS: dict[Form, tuple[object, ...]] = {
+    Form.BOOLEAN: (0, 1, "true", "false", [], {}),
+    Form.INT32: (True, 5.0, "5", 2**31, [5]),
+    Form.INT64: (False, 86400.0, "86400", 2**63, -(2**63) - 1, float("nan"), {}),
+    Form.DURATION: (1, "1d", "P", "PT", "P1Y", "P1M", "-P1D", "P-1D", "P1DT", "p1d", "P1D "),
+}
+
+
 @pytest.mark.parametrize(
     ("queue", "key", "value"),
     [
         (queue, setting.key, value)
         for queue, settings in SETTINGS.items()
         for setting in settings
-        for value in {
-            Form.BOOLEAN: (0, 1, "true", "false", [], {}),
-            Form.INT32: (True, 5.0, "5", 2**31, [5]),
-            Form.INT64: (False, 86400.0, "86400", 2**63, -(2**63) - 1, float("nan"), {}),
-            Form.DURATION: (
-                1,
-                "1d",
-                "P",
-                "PT",
-                "P1Y",
-                "P1M",
-                "-P1D",
-                "P-1D",
-                "P1DT",
-                "p1d",
-                "P1D ",
-            ),
-        }[setting.form]
+        for value in MISFITS[setting.form]
     ],
 )
 def test_a_value_of_another_type_is_refused(queue: str, key: str, value: object) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +21,9 @@ from lakewarden.jobs.tasks import Claim, TaskStatus
 from lakewarden.world import SystemChance, SystemClock
 from tests.jobs.actors import BATCHES
 from tests.jobs.small import EXPIRE, LAKE, active, logged, wanted
+
+if TYPE_CHECKING:
+    from tests.postgres import PostgresServer
 
 CLOCK = SystemClock()
 ROOT = Path(__file__).parents[2]
@@ -43,15 +46,23 @@ def real(url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def start(url: str, place: Path) -> Iterator[Start]:
+def start(url: str, start_at: Callable[[str], Start]) -> Start:
+    return start_at(url)
+
+
+@pytest.fixture
+def start_at(place: Path) -> Iterator[Callable[[str], Start]]:
     begun: list[subprocess.Popen[bytes]] = []
 
-    def run(role: str, *more: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.jobs.actors", role, url, str(place), *more]
-        begun.append(subprocess.Popen(command, cwd=ROOT))
-        return begun[-1]
+    def at(url: str) -> Start:
+        def run(role: str, *more: str) -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-m", "tests.jobs.actors", role, url, str(place), *more]
+            begun.append(subprocess.Popen(command, cwd=ROOT))
+            return begun[-1]
 
-    yield run
+        return run
+
+    yield at
     for process in begun:
         process.kill()
         process.wait()
@@ -61,7 +72,8 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
     end = CLOCK.elapsed() + seconds
     while not true():
         assert CLOCK.elapsed() < end, "it took too long"
-        CLOCK.sleep(0.02)
+        # Looking takes the workers' time.
+        CLOCK.sleep(0.1)
 
 
 def prepare(database: Database, tasks: int, heartbeat: int) -> TaskQueue:
@@ -100,8 +112,10 @@ def check_story(database: Database, place: Path, tasks: int) -> None:
         assert last == list(range(BATCHES)), task
 
 
-def finish(database: Database, place: Path, workers: list[subprocess.Popen[bytes]]) -> None:
-    until(lambda: not active(database), 120)
+def finish(
+    database: Database, place: Path, workers: list[subprocess.Popen[bytes]], seconds: float = 120
+) -> None:
+    until(lambda: not active(database), seconds)
     (place / "end").touch()
     for process in workers:
         process.wait(30)
@@ -155,6 +169,48 @@ def test_tasks_of_workers_that_are_killed_are_done_by_others(
     CLOCK.sleep(0.5)
     finish(real, place, others)
     check_story(real, place, tasks)
+
+
+@pytest.mark.nightly
+def test_thousands_of_tasks_end_once_while_workers_come_and_go(
+    real: Database, place: Path, start: Start
+) -> None:
+    tasks = 3000
+    prepare(real, tasks, heartbeat=5)
+    workers = [start("worker", "25", "0.02") for _ in range(4)]
+    for round_ in range(6):
+        until(lambda least=200 * (round_ + 1): len(deletions(place)) >= least, 300)  # type: ignore[misc]
+        doomed = workers.pop(0)
+        # Killed, or stopped for longer than its heartbeat, and woken up among those who took over.
+        doomed.send_signal(signal.SIGKILL if round_ % 2 else signal.SIGSTOP)
+        workers.append(start("worker", "25", "0.02"))
+        if not round_ % 2:
+            CLOCK.sleep(7)
+            doomed.send_signal(signal.SIGCONT)
+            workers.append(doomed)
+    finish(real, place, workers, 600)
+    check_story(real, place, tasks)
+
+
+@pytest.mark.nightly
+def test_a_restart_of_postgres_loses_nothing(
+    postgres: PostgresServer, postgres_template: str, place: Path, start_at: Callable[[str], Start]
+) -> None:
+    url = postgres.url(postgres.database(template=postgres_template))
+    database = open_database(url)
+    tasks = 600
+    prepare(database, tasks, heartbeat=10)
+    start = start_at(url)
+    workers = [start("worker", "10", "0.05") for _ in range(3)]
+    for mode in ("immediate", "fast"):
+        least = len(deletions(place)) + 60
+        until(lambda least=least: len(deletions(place)) >= least, 120)  # type: ignore[misc]
+        postgres.control("-w", "-m", mode, "stop")
+        CLOCK.sleep(1)
+        postgres.start()
+    finish(database, place, workers, 300)
+    check_story(database, place, tasks)
+    database.close()
 
 
 def _state(pid: int) -> str:

@@ -1,0 +1,216 @@
+"""What follows from a commit is queued with it, or neither is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from lakewarden.expiry import Ref, RefKind, Snapshot, SnapshotHistory
+from lakewarden.jobs.commits import Change, Commits
+from lakewarden.jobs.config_store import ConfigStore
+from lakewarden.jobs.database import Database
+from lakewarden.jobs.queue import TaskQueue
+from lakewarden.jobs.queues import OPTIMIZE
+from lakewarden.jobs.scheduling import Fragmentation
+from lakewarden.jobs.tasks import EntityType, Failure, Origin, Scope
+from lakewarden.jobs.warehouses import FoundTable, TableEntity, WarehouseKind, Warehouses
+from lakewarden.testing.simulation import World
+from tests.jobs.small import EXPIRE, ORPHANS, active
+
+ALL_ON: dict[str, dict[str, object]] = {
+    EXPIRE: {"enable-expire-snapshots": True, "min-snapshots-to-expire": 2},
+    ORPHANS: {"enable-remove-orphan-files": True},
+    OPTIMIZE: {"enable-optimize": True},
+}
+
+
+class Lake:
+    """A warehouse with two tables, and how to tell of commits to them."""
+
+    def __init__(self, queue: TaskQueue, world: World) -> None:
+        self.queue, self.world = queue, world
+        self.warehouses = Warehouses(queue.database, world)
+        self.commits = Commits(queue)
+        self.store = ConfigStore(queue.database)
+        self.scope = Scope(
+            warehouse_id=self.warehouses.register("l", WarehouseKind.ICEBERG, "c").id
+        )
+        self.one, self.two = self.find({}, {})
+
+    def find(self, *properties: dict[str, str]) -> list[TableEntity]:
+        assert self.scope.warehouse_id is not None
+        return self.warehouses.refresh(
+            self.scope.warehouse_id,
+            [
+                FoundTable(
+                    ("db", f"t{number}"), EntityType.TABLE, f"iceberg://c/db.t{number}", given
+                )
+                for number, given in enumerate(properties, 1)
+            ],
+        )
+
+    def switch_on(self) -> None:
+        for queue, config in ALL_ON.items():
+            self.store.set(self.scope, queue, config)
+
+    def change(self, marker: str = "m1", ages: tuple[float, ...] = (9, 8, 7, 0)) -> Change:
+        """A commit after which the table has snapshots of these ages, in days."""
+        now = self.world.now()
+        snapshots = [
+            Snapshot(
+                number, round((now - timedelta(days=age)).timestamp() * 1000), number - 1 or None
+            )
+            for number, age in enumerate(ages, 1)
+        ]
+        history = SnapshotHistory(snapshots, [Ref("main", len(ages), RefKind.BRANCH)], len(ages))
+        return Change(
+            self.one.id, marker, now, history=history, fragmentation=Fragmentation(50, 1 << 30)
+        )
+
+    def queued(self) -> dict[tuple[UUID, str], str]:
+        return {(row.entity_id, row.queue_name): row.reason for row in active(self.queue.database)}
+
+
+@pytest.fixture
+def lake(queue: TaskQueue, world: World) -> Lake:
+    return Lake(queue, world)
+
+
+def test_a_commit_queues_what_it_makes_worthwhile(lake: Lake) -> None:
+    lake.switch_on()
+    outcomes = lake.commits.record(lake.scope, [lake.change()])
+    assert [(one.queue, one.task_id is not None) for one in outcomes] == [
+        (EXPIRE, True),
+        (ORPHANS, True),
+        (OPTIMIZE, True),
+    ]
+    one = lake.one.id
+    assert lake.queued() == {
+        (one, EXPIRE): "3 can go, of 2 that are worth a run",
+        (one, ORPHANS): "nobody has looked for orphans yet",
+        (one, OPTIMIZE): "48 files fewer for 1073741824 bytes read, 48 per GiB",
+    }
+    assert {row.origin for row in active(lake.queue.database)} == {Origin.COMMIT}
+    (claim,) = lake.queue.pick(EXPIRE)
+    assert claim.entity == lake.one.entity
+
+
+def test_nothing_is_queued_where_nothing_is_switched_on(lake: Lake) -> None:
+    assert lake.commits.record(lake.scope, [lake.change()]) == []
+    assert lake.queued() == {}
+
+
+def test_a_table_may_want_what_its_warehouse_does_not_and_the_other_way_round(lake: Lake) -> None:
+    (lake.one, lake.two) = lake.find(
+        {"lakekeeper.remove-orphan-files.enabled": "true"}, {"gc.enabled": "false"}
+    )
+    other = replace(lake.change(), table_id=lake.two.id)
+    lake.commits.record(lake.scope, [lake.change(), other])
+    assert set(lake.queued()) == {(lake.one.id, ORPHANS)}
+    lake.switch_on()
+    again = [lake.change("m2"), replace(other, marker="m2")]
+    lake.commits.record(lake.scope, again)
+    # Optimize removes nothing that others may need.
+    assert set(lake.queued()) == {
+        (lake.one.id, EXPIRE), (lake.one.id, ORPHANS), (lake.one.id, OPTIMIZE),
+        (lake.two.id, OPTIMIZE),
+    }  # fmt: skip
+
+
+def test_properties_that_came_with_the_commit_count(lake: Lake) -> None:
+    lake.switch_on()
+    off = {"lakewarden.remove-orphan-files.enabled": "false", "gc.enabled": "true"}
+    lake.commits.record(lake.scope, [replace(lake.change(), properties=off)])
+    assert set(lake.queued()) == {(lake.one.id, EXPIRE), (lake.one.id, OPTIMIZE)}
+
+
+def test_the_same_commit_told_twice_changes_nothing(lake: Lake) -> None:
+    lake.switch_on()
+    assert lake.commits.record(lake.scope, [lake.change()])
+    for claim in lake.queue.pick(EXPIRE):
+        lake.queue.succeed(claim)
+    assert lake.commits.record(lake.scope, [lake.change()]) == []
+    assert (lake.one.id, EXPIRE) not in lake.queued()
+    assert lake.commits.record(lake.scope, [lake.change("m2")])
+    assert (lake.one.id, EXPIRE) in lake.queued()
+
+
+def test_the_commit_and_its_tasks_stand_or_fall_together(lake: Lake, database: Database) -> None:
+    lake.switch_on()
+
+    def crash() -> None:
+        with database.writing() as connection:
+            assert lake.commits.record_with(connection, lake.scope, [lake.change()])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        crash()
+    assert lake.queued() == {}
+    assert lake.commits.unseen(lake.scope, {lake.one.id: "m1"}) == [lake.one.id]
+    assert lake.commits.record(lake.scope, [lake.change()])
+    assert lake.commits.unseen(lake.scope, {lake.one.id: "m1"}) == []
+
+
+def test_expiry_is_queued_for_later_and_brought_forward_but_not_put_off(lake: Lake) -> None:
+    lake.switch_on()
+    now = lake.world.now()
+    lake.commits.record(lake.scope, [lake.change("m1", (2, 1, 0))])
+    due = next(row for row in active(lake.queue.database) if row.queue_name == EXPIRE)
+    assert due.scheduled_for == now + timedelta(days=4, milliseconds=1)
+    lake.store.set(lake.scope, EXPIRE, ALL_ON[EXPIRE] | {"max-snapshot-age-ms": 86_400_000})
+    lake.commits.record(lake.scope, [lake.change("m2", (2, 1, 0))])
+    due = next(row for row in active(lake.queue.database) if row.queue_name == EXPIRE)
+    assert due.scheduled_for == now + timedelta(milliseconds=1)
+    lake.store.set(lake.scope, EXPIRE, ALL_ON[EXPIRE])
+    lake.commits.record(lake.scope, [lake.change("m3", (2, 1, 0))])
+    still = next(row for row in active(lake.queue.database) if row.queue_name == EXPIRE)
+    assert still.scheduled_for == due.scheduled_for
+
+
+def test_a_commit_does_not_hurry_the_next_look_for_orphans(lake: Lake) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    (claim,) = lake.queue.pick(ORPHANS)
+    lake.queue.fail(claim, "corrupt", Failure.PERMANENT)
+    lake.commits.record(lake.scope, [lake.change("m2")])
+    (claim,) = lake.queue.pick(ORPHANS)
+    lake.queue.succeed(claim)
+    lake.commits.record(lake.scope, [lake.change("m3")])
+    following = next(row for row in active(lake.queue.database) if row.queue_name == ORPHANS)
+    assert following.scheduled_for == lake.world.now() + timedelta(days=1)
+
+
+def test_a_property_that_cannot_be_read_fails_no_commit(lake: Lake) -> None:
+    lake.switch_on()
+    bad = {"history.expire.max-snapshot-age-ms": "soon"}
+    outcomes = lake.commits.record(lake.scope, [replace(lake.change(), properties=bad)])
+    expire = next(one for one in outcomes if one.queue == EXPIRE)
+    assert expire.decision.at is None
+    assert "'soon'" in expire.decision.reason
+    assert set(lake.queued()) == {(lake.one.id, ORPHANS), (lake.one.id, OPTIMIZE)}
+
+
+def test_tables_that_are_gone_or_elsewhere_are_left_alone(lake: Lake) -> None:
+    lake.switch_on()
+    lake.find({})
+    gone = replace(lake.change(), table_id=lake.two.id)
+    assert lake.commits.record(lake.scope, [gone]) == []
+    elsewhere = Scope(warehouse_id=UUID(int=3))
+    assert lake.commits.record(elsewhere, [lake.change()]) == []
+    markers = {lake.one.id: "m1", lake.two.id: "m1", UUID(int=4): "m1"}
+    assert lake.commits.unseen(lake.scope, markers) == [lake.one.id]
+    assert lake.commits.unseen(elsewhere, markers) == []
+
+
+def test_switching_on_wakes_up_tables_that_nobody_writes_to(lake: Lake) -> None:
+    lake.commits.record(lake.scope, [lake.change()])
+    assert lake.commits.unseen(lake.scope, {lake.one.id: "m1"}) == []
+    lake.switch_on()
+    lake.commits.reconsider(lake.scope)
+    assert set(lake.queued()) == {(lake.one.id, ORPHANS), (lake.two.id, ORPHANS)}
+    assert lake.commits.unseen(lake.scope, {lake.one.id: "m1"}) == [lake.one.id]
+    lake.commits.record(lake.scope, [lake.change()])
+    assert (lake.one.id, EXPIRE) in lake.queued()

@@ -1,0 +1,173 @@
+"""The tables are made by migrations, are what the code expects, and are never used otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from lakewarden.errors import ErrorKind, LakewardenError, Refused, StorageError, UsageError
+from lakewarden.jobs.database import VERSION_TABLE, Database, check, migrate, open_database
+from lakewarden.jobs.queue import TaskQueue
+from lakewarden.jobs.schema import METADATA
+from lakewarden.world import SystemChance, SystemClock
+from tests.jobs.small import EXPIRE, wanted
+
+if TYPE_CHECKING:
+    from tests.postgres import PostgresServer
+
+SECRET = "hunter2"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a database without tables."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/new.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url(server.database())
+
+
+@pytest.fixture
+def statement(empty: str) -> Iterator[Callable[[str], None]]:
+    engine = sa.create_engine(empty)
+
+    def run(text: str) -> None:
+        with engine.begin() as connection:
+            connection.execute(sa.text(text))
+
+    yield run
+    engine.dispose()
+
+
+def test_a_database_without_tables_is_refused_with_what_to_do(empty: str) -> None:
+    for use in (check, open_database):
+        with pytest.raises(Refused, match="run: lakewarden migrate") as error:
+            use(empty)
+        assert error.value.kind is ErrorKind.DATABASE_OUTDATED
+        assert "\n" not in error.value.message
+    assert migrate(empty)[0] is None
+    check(empty)
+    open_database(empty).close()
+
+
+def test_migrating_again_changes_nothing(empty: str) -> None:
+    _, made = migrate(empty)
+    database = open_database(empty)
+    (task,) = TaskQueue(database, SystemChance()).enqueue([wanted(SystemClock().now())])
+    assert migrate(empty) == (made, made)
+    (claim,) = TaskQueue(database, SystemChance()).pick(EXPIRE)
+    assert claim.task_id == task
+    database.close()
+
+
+def test_migrations_make_the_tables_that_the_code_expects(empty: str) -> None:
+    migrate(empty)
+    database = open_database(empty)
+    with database.reading() as connection:
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "version_table": VERSION_TABLE,
+                "compare_type": False,
+                "target_metadata": METADATA,
+            },
+        )
+        assert compare_metadata(context, METADATA) == []
+        # Alembic does not compare what an index leaves out.
+        indices = sa.inspect(connection).get_indexes("task_log")
+        (final,) = [one for one in indices if one["name"] == "uq_task_log_final"]
+        assert final["unique"]
+        where = final["dialect_options"][f"{database.engine.dialect.name}_where"]
+        assert str(where) == "final"
+    database.close()
+
+
+def test_several_may_migrate_at_once(empty: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(migrate, [empty] * 4))
+    assert len([before for before, _ in found if before is None]) == 1
+    check(empty)
+
+
+def test_a_newer_database_is_refused(empty: str, statement: Callable[[str], None]) -> None:
+    migrate(empty)
+    statement(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    for use in (check, open_database, migrate):
+        with pytest.raises(Refused, match="upgrade lakewarden first") as error:
+            use(empty)
+        assert error.value.kind is ErrorKind.NEWER_STAMP
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "nosuch://host/db",
+        "mysql://ada:hunter2@host/db",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "postgresql+nosuch://ada:hunter2@host/db",
+    ],
+)
+def test_an_address_that_cannot_be_used_is_told_without_the_password(url: str) -> None:
+    for use in (check, open_database, migrate):
+        with pytest.raises(UsageError, match="write its address like") as error:
+            use(url)
+        assert SECRET not in repr(error.value)
+
+
+def test_a_server_that_is_not_there_is_told_without_the_password() -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(StorageError, match="that it is running") as error:
+        open_database(f"postgresql://ada:{SECRET}@/lake?host=/nowhere")
+    assert SECRET not in repr(error.value)
+    assert error.value.__cause__ is None
+
+
+def test_a_place_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LakewardenError, match="unable to open"):
+        migrate(f"sqlite:///{tmp_path}/none/such.db")
+
+
+def test_the_server_decides_what_time_it_is(
+    postgres: PostgresServer, postgres_template: str
+) -> None:
+    class Wrong(SystemClock):
+        """A worker's clock that must not be asked."""
+
+        def now(self) -> datetime:
+            raise AssertionError("the worker's clock was asked")
+
+    url = postgres.url(postgres.database(template=postgres_template))
+    opened = open_database(url)
+    database = Database(opened.engine, Wrong(), opened.server_time)
+    queue = TaskQueue(database, SystemChance())
+    queue.enqueue([wanted(SystemClock().now())])
+    (claim,) = queue.pick(EXPIRE)
+    queue.heartbeat(claim)
+    queue.fail(claim, "not yet")
+    opened.close()
+
+
+def test_a_writer_on_sqlite_waits_for_another(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    migrate(url)
+    databases = [open_database(url) for _ in range(4)]
+
+    def add(number: int) -> int:
+        queue = TaskQueue(databases[number % 4], SystemChance())
+        made = queue.enqueue([wanted(SystemClock().now(), number)])
+        return len([one for one in made if one is not None])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(add, range(1, 101))) == 100
+    for database in databases:
+        database.close()

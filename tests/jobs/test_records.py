@@ -1,0 +1,267 @@
+"""Warehouses and their tables, stored configs, tokens, the record of what was done, the log's cleanup."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+
+from lakewarden.jobs.config_store import ConfigStore, StoredConfig
+from lakewarden.jobs.control import Action, TaskControl
+from lakewarden.jobs.database import Database
+from lakewarden.jobs.listing import TaskLists
+from lakewarden.jobs.log_cleanup import LogCleanup
+from lakewarden.jobs.queue import TaskQueue
+from lakewarden.jobs.queues import TASK_LOG_CLEANUP
+from lakewarden.jobs.refusals import RequestRefused
+from lakewarden.jobs.schema import AUDIT, TOKEN
+from lakewarden.jobs.tasks import EntityType, Failure, Scope
+from lakewarden.jobs.tokens import Audit, Role, Tokens
+from lakewarden.jobs.warehouses import Access, FoundTable, WarehouseKind, Warehouses
+from lakewarden.testing.simulation import World
+from tests.jobs.small import EXPIRE, LAKE, ORPHANS, active, logged, picked, wanted
+
+SECRET = "hunter2"
+ACCESS = Access({"secret_access_key": SECRET}, {"token": SECRET})
+
+
+@pytest.fixture
+def warehouses(database: Database, world: World) -> Warehouses:
+    return Warehouses(database, world)
+
+
+# -- warehouses ----------------------------------------------------------------------------------
+
+
+def test_a_warehouse_is_registered_once(warehouses: Warehouses) -> None:
+    made = warehouses.register("lake", WarehouseKind.ICEBERG, "prod")
+    assert warehouses.get(made.id) == made
+    with pytest.raises(RequestRefused) as error:
+        warehouses.register("lake", WarehouseKind.LANCE, "s3://b/lake")
+    assert (error.value.name, error.value.code) == ("WarehouseAlreadyExists", 409)
+    elsewhere = warehouses.register(
+        "lake", WarehouseKind.LANCE, "s3://b/lake", project_id=UUID(int=7)
+    )
+    assert warehouses.all() == [made]
+    assert warehouses.all(UUID(int=7)) == [elsewhere]
+
+
+def test_no_credential_is_shown(warehouses: Warehouses) -> None:
+    made = warehouses.register("lake", WarehouseKind.LANCE, "s3://b/lake", access=ACCESS)
+    assert warehouses.access(made.id) == ACCESS
+    shown = [made, warehouses.all(), warehouses.get(made.id), warehouses.access(made.id)]
+    assert SECRET not in repr(shown)
+    assert "secret_access_key=…" in repr(ACCESS)
+
+
+def test_a_warehouse_with_tasks_is_not_forgotten(
+    warehouses: Warehouses, queue: TaskQueue, world: World
+) -> None:
+    made = warehouses.register("lake", WarehouseKind.LANCE, "s3://b/lake")
+    scope = Scope(warehouse_id=made.id)
+    ConfigStore(queue.database).set(scope, EXPIRE, {"min-snapshots-to-keep": 2})
+    (task,) = queue.enqueue([wanted(world.now(), scope=scope)])
+    assert task is not None
+    with pytest.raises(RequestRefused) as error:
+        warehouses.delete(made.id)
+    assert error.value.name == "WarehouseHasUnfinishedTasks"
+    assert warehouses.get(made.id) == made
+    TaskControl(queue.database).control(scope, Action.CANCEL, [task])
+    warehouses.delete(made.id)
+    for gone in (warehouses.get, warehouses.delete):
+        with pytest.raises(RequestRefused) as error:
+            gone(made.id)
+        assert (error.value.name, error.value.code) == ("WarehouseNotFound", 404)
+    assert ConfigStore(queue.database).get(scope, EXPIRE) == StoredConfig()
+    assert warehouses.access(made.id) == Access()
+
+
+def found(*names: str, **properties: str) -> list[FoundTable]:
+    return [
+        FoundTable(("db", name), EntityType.TABLE, f"iceberg://c/db.{name}", properties)
+        for name in names
+    ]
+
+
+def test_tables_keep_their_ids_when_they_come_and_go(warehouses: Warehouses) -> None:
+    lake = warehouses.register("lake", WarehouseKind.ICEBERG, "c").id
+    one, two = warehouses.refresh(lake, found("a", "b"))
+    assert (one.name, one.target) == (("db", "a"), "iceberg://c/db.a")
+    (changed,) = warehouses.refresh(lake, found("b", owner="ada"))
+    assert (changed.id, changed.properties) == (two.id, {"owner": "ada"})
+    assert warehouses.tables(lake) == [changed]
+    with pytest.raises(RequestRefused) as error:
+        warehouses.table(lake, EntityType.TABLE, one.id)
+    assert (error.value.name, error.value.code) == ("NoSuchTableException", 404)
+    assert [table.id for table in warehouses.refresh(lake, found("a", "b"))] == [one.id, two.id]
+    assert warehouses.table(lake, EntityType.TABLE, one.id).active
+
+
+def test_a_table_is_looked_for_where_it_was_asked_for(warehouses: Warehouses) -> None:
+    lake = warehouses.register("lake", WarehouseKind.ICEBERG, "c").id
+    other = warehouses.register("other", WarehouseKind.ICEBERG, "c2").id
+    (table,) = warehouses.refresh(lake, found("a"))
+    warehouses.refresh(other, [])
+    assert warehouses.tables(lake) == [table]
+    for where, kind, name in (
+        (other, EntityType.TABLE, "NoSuchTableException"),
+        (lake, EntityType.VIEW, "NoSuchViewException"),
+        (lake, EntityType.GENERIC_TABLE, "NoSuchGenericTableException"),
+    ):
+        with pytest.raises(RequestRefused) as error:
+            warehouses.table(where, kind, table.id)
+        assert error.value.name == name
+
+
+def test_names_with_dots_are_not_mixed_up(warehouses: Warehouses) -> None:
+    lake = warehouses.register("lake", WarehouseKind.ICEBERG, "c").id
+    names = [("a", "b.c"), ("a.b", "c"), ("a", "b", "c"), ('a","b', "c")]
+    made = warehouses.refresh(
+        lake, [FoundTable(name, EntityType.TABLE, "iceberg://c/x") for name in names]
+    )
+    assert {table.name for table in made} == set(names)
+
+
+# -- configs -------------------------------------------------------------------------------------
+
+
+def test_a_config_is_read_as_it_was_written(database: Database) -> None:
+    store = ConfigStore(database)
+    assert store.get(LAKE, EXPIRE) == store.get(LAKE, "nonsense") == StoredConfig()
+    store.set(LAKE, EXPIRE, {"max-ref-age-ms": None, "mine": [1, {"a": None}]}, 300)
+    assert store.get(LAKE, EXPIRE) == StoredConfig(
+        {"max-ref-age-ms": None, "mine": [1, {"a": None}]}, 300
+    )
+    # As a whole, but for the heartbeat time, which stays.
+    store.set(LAKE, EXPIRE, {"min-snapshots-to-keep": 2})
+    assert store.get(LAKE, EXPIRE) == StoredConfig({"min-snapshots-to-keep": 2}, 300)
+    assert store.get(LAKE, ORPHANS) == StoredConfig()
+
+
+def test_a_config_that_cannot_be_used_changes_nothing(database: Database) -> None:
+    store = ConfigStore(database)
+    store.set(LAKE, ORPHANS, {"dry-run": True})
+    for config, seconds in (({"dry-run": "no"}, None), ({}, 0), ({}, -5), ({}, 2**62)):
+        with pytest.raises(RequestRefused) as error:
+            store.set(LAKE, ORPHANS, config, seconds)
+        assert error.value.name == "InvalidQueueConfig"
+    assert store.get(LAKE, ORPHANS) == StoredConfig({"dry-run": True})
+
+
+def test_configs_are_set_where_their_tasks_are(database: Database) -> None:
+    store = ConfigStore(database)
+    store.set(Scope(), TASK_LOG_CLEANUP, {"retention-period": "P7D"})
+    for scope, queue in ((LAKE, TASK_LOG_CLEANUP), (Scope(), EXPIRE)):
+        with pytest.raises(RequestRefused) as error:
+            store.set(scope, queue, {})
+        assert error.value.name == "QueueNotFound"
+
+
+# -- tokens --------------------------------------------------------------------------------------
+
+
+def test_a_token_is_known_until_it_is_revoked(
+    database: Database, world: World, tmp_path: Path
+) -> None:
+    tokens = Tokens(database, world)
+    made, secret = tokens.create("ada", Role.OPERATE)
+    assert tokens.holder(secret) == made
+    assert tokens.holder(secret[:-1]) is None
+    assert tokens.holder("") is None
+    assert secret not in repr(tokens.all())
+    with database.reading() as connection:
+        assert secret.encode() not in bytes(
+            repr(connection.execute(sa.select(TOKEN)).all()), "utf8"
+        )
+    with pytest.raises(RequestRefused) as error:
+        tokens.create("ada", Role.ADMIN)
+    assert error.value.code == 409
+    tokens.revoke("ada")
+    assert tokens.holder(secret) is None
+    with pytest.raises(RequestRefused):
+        tokens.revoke("ada")
+
+
+def test_a_token_ends_when_it_was_said_to(database: Database, world: World) -> None:
+    tokens = Tokens(database, world)
+    _, secret = tokens.create("ada", Role.READ, expires_at=world.now() + timedelta(hours=1))
+    world.sleep(3599)
+    assert tokens.holder(secret) is not None
+    world.sleep(1)
+    assert tokens.holder(secret) is None
+
+
+def test_roles_may_what_lesser_ones_may() -> None:
+    allowed = {(one, two) for one in Role for two in Role if one.may(two)}
+    assert allowed == {
+        (Role.READ, Role.READ),
+        (Role.OPERATE, Role.READ), (Role.OPERATE, Role.OPERATE),
+        (Role.ADMIN, Role.READ), (Role.ADMIN, Role.OPERATE), (Role.ADMIN, Role.ADMIN),
+    }  # fmt: skip
+
+
+def test_what_was_done_is_told_newest_first(database: Database, world: World) -> None:
+    audit = Audit(database, world)
+    audit.record("ada", "schedule_task", LAKE, {"queue_name": EXPIRE})
+    world.sleep(1)
+    audit.record("bob", "create_token")
+    assert [(one.actor, one.action, one.scope) for one in audit.entries()] == [
+        ("bob", "create_token", None),
+        ("ada", "schedule_task", LAKE),
+    ]
+    assert len(audit.entries(limit=1)) == 1
+    with database.reading() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(AUDIT)) == 2
+
+
+# -- the log's cleanup ---------------------------------------------------------------------------
+
+
+def test_old_tasks_are_forgotten_and_the_next_cleanup_is_queued(
+    queue: TaskQueue, database: Database, world: World
+) -> None:
+    cleanup = LogCleanup(queue)
+    for _ in range(2):
+        cleanup.ensure()
+    old = picked(queue, world.now(), 1)
+    queue.fail(old, "not yet")
+    world.sleep(3600)
+    queue.succeed(queue.pick(EXPIRE)[0])
+    waits = picked(queue, world.now(), 2)
+    queue.fail(waits, "not yet")
+    world.sleep(89 * 86_400)
+    young = picked(queue, world.now(), 3, ORPHANS)
+    queue.fail(young, "broken", Failure.PERMANENT)
+    world.sleep(86_401)
+
+    (claim,) = queue.pick(TASK_LOG_CLEANUP)
+    assert cleanup.run(claim) == 1
+    left = {row.task_id for row in logged(database)}
+    # A task that is active keeps its attempts, however old they are.
+    assert left == {waits.task_id, young.task_id, claim.task_id}
+    following = next(row for row in active(database) if row.queue_name == TASK_LOG_CLEANUP)
+    assert following.parent_task_id == claim.task_id
+    at = (world.now() + timedelta(days=1)).replace(second=0, microsecond=0)
+    assert following.scheduled_for == at
+    details = TaskLists(database).details(Scope(), claim.task_id)
+    assert details.details == {"forgotten_tasks_count": 1}
+
+
+def test_how_long_tasks_are_remembered_can_be_set(
+    queue: TaskQueue, database: Database, world: World
+) -> None:
+    ConfigStore(database).set(
+        Scope(), TASK_LOG_CLEANUP, {"retention-period": "PT1H", "cleanup-period": "P3D"}
+    )
+    cleanup = LogCleanup(queue)
+    cleanup.ensure()
+    queue.succeed(picked(queue, world.now()))
+    world.sleep(3 * 86_400)
+    (claim,) = queue.pick(TASK_LOG_CLEANUP)
+    assert cleanup.run(claim) == 1
+    (following,) = active(database)
+    assert following.scheduled_for - world.now() <= timedelta(days=3)
+    assert following.scheduled_for - world.now() > timedelta(days=2)
