@@ -126,13 +126,13 @@ class Lake:
         kind = "table" if number == 0 else "generic-table"
         return {"type": kind, f"{kind}-id": str(self.tables[number])}
 
-    def enable(self, queue: str = "expire_snapshots", **config: Any) -> None:
+    def enable(self, queue: str = "expire_snapshots", /, **config: Any) -> None:
         switch = f"enable-{queue.replace('_', '-')}"
         body = {"queue-config": {switch: True, **config}}
         answer = self.service.post(f"{self.path}/task-queue/{queue}/config", body)
         assert answer.status_code == 204, answer.text
 
-    def schedule(self, number: int = 0, queue: str = "expire_snapshots", **more: Any) -> str:
+    def schedule(self, number: int = 0, queue: str = "expire_snapshots", /, **more: Any) -> str:
         body = {"entity": self.entity(number), **more}
         answer = self.service.post(f"{self.path}/task-queue/{queue}/schedule", body)
         assert answer.status_code == 200, answer.text

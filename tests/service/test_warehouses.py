@@ -80,11 +80,11 @@ def test_a_directory_of_lance_tables_is_found_and_only_read(
     assert answer.json().keys() == {"warehouse-id", "tables"}
     number = answer.json()["warehouse-id"]
     tables = tables_of(service, number)
-    assert sorted(tables) == ["deep.er.clicks", "events"]
+    assert sorted(tables) == ["deep.er.clicks.lance", "events.lance"]
     assert {one["entity"]["type"] for one in tables.values()} == {"generic-table"}
-    assert tables["events"]["target"] == str(lance_lake / "events.lance")
+    assert tables["events.lance"]["target"] == str(lance_lake / "events.lance")
     # What decides about maintenance, and nothing else.
-    assert tables["events"]["properties"] == {"lakewarden.optimize.enabled": "true"}
+    assert tables["events.lance"]["properties"] == {"lakewarden.optimize.enabled": "true"}
     assert snapshot(lance_lake) == before
     shown = service.get(f"/warehouse/{number}").json()
     assert shapes.fits(shown, WAREHOUSE)
@@ -101,11 +101,11 @@ def test_tables_that_come_and_go_are_seen_by_looking_again(
     (lance_lake / "events.lance").rename(lance_lake.parent / "away")
     answer = service.call("POST", f"/warehouse/{number}/tables/refresh")
     assert answer.json() == {"tables": 2, "added": 1, "gone": 1}
-    assert sorted(tables_of(service, number)) == ["deep.er.clicks", "more"]
+    assert sorted(tables_of(service, number)) == ["deep.er.clicks.lance", "more.lance"]
     (lance_lake.parent / "away").rename(lance_lake / "events.lance")
     service.call("POST", f"/warehouse/{number}/tables/refresh")
     # A table that is back is the one it was.
-    assert tables_of(service, number)["events"]["entity"] == first["events"]["entity"]
+    assert tables_of(service, number)["events.lance"]["entity"] == first["events.lance"]["entity"]
 
 
 def test_a_catalog_of_pyiceberg_is_found_and_only_read(service: Service, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_name_is_used_once(service: Service, lance_lake: Path) -> None:
 def test_a_warehouse_is_forgotten_but_not_with_tasks(service: Service, lance_lake: Path) -> None:
     number = register(service, kind="lance", location=str(lance_lake)).json()["warehouse-id"]
     before = snapshot(lance_lake)
-    entity = tables_of(service, number)["events"]["entity"]
+    entity = tables_of(service, number)["events.lance"]["entity"]
     task = service.post(f"/warehouse/{number}/task-queue/optimize/schedule", {"entity": entity})
     refusal(service.call("DELETE", f"/warehouse/{number}"), 409, "WarehouseHasUnfinishedTasks")
     body = {"action": {"action-type": "cancel"}, "task-ids": [task.json()["task-id"]]}

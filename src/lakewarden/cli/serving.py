@@ -16,7 +16,10 @@ from lakewarden.errors import ErrorKind, Refused, UsageError
 from lakewarden.model import parse_duration
 
 if TYPE_CHECKING:
+    from threading import Event, Thread
+
     from lakewarden.jobs.tokens import Audit, Principal, Tokens
+    from lakewarden.service.settings import ServiceSettings
 
 app = typer.Typer(help="Make, show and revoke tokens of the service.", no_args_is_help=True)
 
@@ -84,6 +87,8 @@ def serve(
         typer.Option(
             "--port",
             metavar="N",
+            min=0,
+            max=65535,
             envvar="LAKEWARDEN__LISTEN_PORT",
             show_envvar=False,
             help="On which port; 0 for any that is free.",
@@ -144,9 +149,9 @@ def serve(
         _run(settings, listener, workers=workers)
 
 
-def _run(settings: Any, listener: socket.socket, *, workers: bool) -> None:
+def _run(settings: ServiceSettings, listener: socket.socket, *, workers: bool) -> None:
     """Answer requests until somebody ends the process, and run tasks meanwhile."""
-    from threading import Event, Thread
+    from threading import Event
 
     import uvicorn
 
@@ -154,10 +159,8 @@ def _run(settings: Any, listener: socket.socket, *, workers: bool) -> None:
 
     application = create_app(settings)
     stop = Event()
-    working = _workers() if workers else None
-    thread = None
-    if working is not None:
-        thread = Thread(target=working, args=(settings, stop), name="workers", daemon=True)
+    thread = _workers(settings.database_url, stop) if workers else None
+    if thread is not None:
         thread.start()
     config = uvicorn.Config(
         application,
@@ -176,15 +179,23 @@ def _run(settings: Any, listener: socket.socket, *, workers: bool) -> None:
             thread.join(_PATIENCE_SECONDS)
 
 
-def _workers() -> Any:
-    """Return what runs tasks; None where there is nothing that does."""
+def _workers(database_url: str, stop: Event) -> Thread | None:
+    """Return a thread that runs tasks until `stop` is set; None where there is nothing that does."""
+    import os
     from importlib import import_module
     from importlib.util import find_spec
+    from threading import Thread
 
-    if find_spec("lakewarden.jobs.worker") is None:
+    from lakewarden.cli.options import read_engine
+
+    if find_spec("lakewarden.jobs.worker") is None or find_spec("lakewarden.cli.working") is None:
         output.to_stderr("warning  there are no workers in this release; tasks wait")
         return None
-    return import_module("lakewarden.jobs.worker").run_workers
+    worker = import_module("lakewarden.jobs.worker")
+    engine = import_module("lakewarden.cli.working").engine_of(read_engine(None, None, []))
+    # How many loops each queue has is the environment's to say, here as for lakewarden worker.
+    settings = worker.WorkerSettings.of(os.environ, database_url, engine)  # noqa: TID251
+    return Thread(target=worker.run_workers, args=(settings, stop), name="workers", daemon=True)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -118,7 +118,10 @@ class TaskLists:
         with self.database.reading() as connection:
             rows = connection.execute(newest).all()
         tasks = tuple(_info(row) for row in rows[:number])
-        return Page(tasks, page_token(tasks[-1].created_at, tasks[-1].task_id) if len(rows) > number else None)
+        return Page(
+            tasks,
+            page_token(tasks[-1].created_at, tasks[-1].task_id) if len(rows) > number else None,
+        )
 
     def details(
         self, scope: Scope, task_id: UUID, *, attempts: int = ATTEMPTS_SHOWN

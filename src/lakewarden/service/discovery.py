@@ -98,7 +98,7 @@ def _of_warehouse(location: str, access: Access) -> Iterator[FoundTable]:
     properties = concurrently(partial(_pinned, view, ReadStores(opening)), tables)
     for table, own in zip(tables, properties, strict=True):
         kind = EntityType.TABLE if table.format is Format.ICEBERG else EntityType.GENERIC_TABLE
-        yield FoundTable(table.name, kind, table.location, {**table.properties, **own})
+        yield FoundTable(table.name, kind, table.location, {**own, **table.properties})
 
 
 def _pinned(view: View, stores: ReadStores, table: Table) -> Mapping[str, str]:
@@ -147,9 +147,10 @@ def _of_directory(location: str, access: Access) -> Iterator[FoundTable]:
             f"{root.uri} is a warehouse of ours; register it as kind lakewarden",
         )
     for table in sorted(_tables_below(root, stores)):
-        name = tuple(root.relative(table).split("/")) if table != root else (table.path,)
-        shown = (*name[:-1], name[-1].removesuffix(".lance") or name[-1])
-        yield FoundTable(shown, EntityType.GENERIC_TABLE, table.uri, _config(table, stores))
+        name = root.relative(table) or table.path.rpartition("/")[2]
+        yield FoundTable(
+            tuple(name.split("/")), EntityType.GENERIC_TABLE, table.uri, _config(table, stores)
+        )
 
 
 def _tables_below(root: Location, stores: ReadStores) -> Iterator[Location]:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from lakewarden.errors import ErrorKind
 from lakewarden.jobs.config import QUEUE_NAME, SETTINGS, effective, exclusion
+from lakewarden.jobs.config_store import StoredConfig
 from lakewarden.jobs.queues import QUEUES, queue_kind
 from lakewarden.jobs.refusals import bad_request, not_found
 from lakewarden.jobs.tasks import Scope
@@ -39,7 +40,8 @@ _OF_PROJECT = "/project/task-queue"
 
 def _read(parts: Parts, scope: Scope, queue: str) -> TaskQueueConfig:
     """Answer with exactly what was stored, and the queue's name."""
-    stored = parts.configs.get(scope, queue)
+    # For other names nothing was ever stored, and the database need not hear them.
+    stored = parts.configs.get(scope, queue) if queue in QUEUES else StoredConfig()
     return TaskQueueConfig(
         queue_config={**stored.config, QUEUE_NAME: queue},
         max_seconds_since_last_heartbeat=stored.max_seconds_since_last_heartbeat,
