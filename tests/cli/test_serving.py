@@ -32,7 +32,7 @@ def test_a_token_is_shown_once_and_works_until_it_is_revoked(
         assert holder is not None
         assert holder.role is Role.OPERATE
         assert holder.expires_at is not None
-        assert (holder.expires_at - holder.created_at).days == 90
+        assert round((holder.expires_at - holder.created_at).total_seconds()) == 90 * 86_400
         listed = lakewarden("token", "list", *data)
         assert "grafana" in listed.stdout
         assert "operate" in listed.stdout
@@ -83,7 +83,7 @@ def test_a_name_is_used_once(data: list[str]) -> None:
 def test_a_database_of_ones_own_is_migrated_by_hand(tmp_path: Path) -> None:
     url = ["--database-url", f"sqlite:///{tmp_path}/own.db"]
     assert "lakewarden migrate" in lakewarden("token", "list", *url).error
-    assert "lakewarden migrate" in lakewarden("serve", "--port", "0", *url).error.splitlines()[-1]
+    assert "lakewarden migrate" in lakewarden("serve", "--port", "0", *url).error
     first = lakewarden("migrate", "--json", *url)
     assert first.document["before"] is None
     again = lakewarden("migrate", "--json", *url)
@@ -112,7 +112,7 @@ def test_a_port_that_is_taken_is_told(data: list[str]) -> None:
         (("--host", "nowhere.invalid"), "cannot listen"),
         (("--host", "192.0.2.1"), "cannot listen"),
         (("--port", "70000"), "65535"),
-        (("--port", "-1"), "65535"),
+        (("--port", "-1"), "--port"),
     ],
 )
 def test_a_place_that_is_none_is_told(data: list[str], where: tuple[str, str], words: str) -> None:

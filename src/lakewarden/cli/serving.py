@@ -18,8 +18,9 @@ from lakewarden.model import parse_duration
 if TYPE_CHECKING:
     from threading import Event, Thread
 
+    from fastapi import FastAPI
+
     from lakewarden.jobs.tokens import Audit, Principal, Tokens
-    from lakewarden.service.settings import ServiceSettings
 
 app = typer.Typer(help="Make, show and revoke tokens of the service.", no_args_is_help=True)
 
@@ -138,28 +139,27 @@ def serve(
         authenticate = _authenticates(auth, address)
         url = database_url or _embedded(data_directory)
         _require_service()
+        from lakewarden.service.app import create_app
         from lakewarden.service.logs import log_to_stderr
         from lakewarden.service.settings import ServiceSettings
 
         settings = ServiceSettings(url, authenticate=authenticate, otlp_endpoint=otlp_endpoint)
+        application = create_app(settings)
         log_to_stderr(log_level.value)
         shown = f"[{address}]" if ":" in address else address
         access = "a token is needed" if authenticate else "this machine only, no token needed"
         output.to_stderr(f"serving  http://{shown}:{bound} ({access})")
-        _run(settings, listener, workers=workers)
+        _run(application, url if workers else None, listener)
 
 
-def _run(settings: ServiceSettings, listener: socket.socket, *, workers: bool) -> None:
-    """Answer requests until somebody ends the process, and run tasks meanwhile."""
+def _run(application: FastAPI, work_on: str | None, listener: socket.socket) -> None:
+    """Answer requests until somebody ends the process, and work on a database's tasks meanwhile."""
     from threading import Event
 
     import uvicorn
 
-    from lakewarden.service.app import create_app
-
-    application = create_app(settings)
     stop = Event()
-    thread = _workers(settings.database_url, stop) if workers else None
+    thread = None if work_on is None else _workers(work_on, stop)
     if thread is not None:
         thread.start()
     config = uvicorn.Config(
