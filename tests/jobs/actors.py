@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lakewarden.errors import StorageError
 from lakewarden.jobs.database import Database, open_database
-from lakewarden.jobs.queue import Fence, TaskQueue
+from lakewarden.jobs.queue import BatchFence, Fence, TaskQueue
 from lakewarden.jobs.refusals import TaskTakenOver
 from lakewarden.jobs.tasks import Claim, Failure
 from lakewarden.world import SystemChance, SystemClock
@@ -37,22 +37,22 @@ def delete(place: Path, claim: Claim, batch: int) -> None:
 
 def work(queue: TaskQueue, place: Path, claims: list[Claim], pause: float) -> None:
     """Do a batch of tasks as a pipeline run does: in steps, with a fence before each."""
-    fences = [Fence(queue, claim) for claim in claims]
+    fence = BatchFence(queue, claims)
     for batch in range(BATCHES):
-        for fence in list(fences):
-            try:
-                fence.check()
-            except TaskTakenOver:
-                fences.remove(fence)
-                continue
-            delete(place, fence.claim, batch)
-        CLOCK.sleep(pause)
-    for fence in fences:
-        with suppress(TaskTakenOver):
-            if fence.claim.attempt == 1 and fence.claim.task_id.int % 10 == 0:
-                queue.fail(fence.claim, "by chance", Failure.TRANSIENT)
+        fence.check()
+        for claim in list(fence.claims):
+            if fence.holds(claim):
+                delete(place, claim, batch)
             else:
-                queue.succeed(fence.claim, "done")
+                # Stopped in between: what was not deleted is found again by the next attempt.
+                fence.claims.remove(claim)
+        CLOCK.sleep(pause)
+    for claim in fence.claims:
+        with suppress(TaskTakenOver):
+            if claim.attempt == 1 and claim.task_id.int % 10 == 0:
+                queue.fail(claim, "by chance", Failure.TRANSIENT)
+            else:
+                queue.succeed(claim, "done")
 
 
 def worker(queue: TaskQueue, place: Path, limit: str, pause: str) -> None:

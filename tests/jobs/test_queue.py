@@ -11,8 +11,9 @@ from uuid import UUID
 import pytest
 
 from lakewarden.jobs.config_store import ConfigStore
+from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import Database, open_database
-from lakewarden.jobs.queue import BACKOFF_FIRST_SECONDS, LOST, Fence, TaskQueue
+from lakewarden.jobs.queue import BACKOFF_FIRST_SECONDS, LOST, BatchFence, Fence, TaskQueue
 from lakewarden.jobs.queues import QUEUES
 from lakewarden.jobs.refusals import RequestRefused, TaskAlreadyActive, TaskTakenOver
 from lakewarden.jobs.tasks import Beat, Failure, Origin, Signal, TaskStatus
@@ -239,6 +240,23 @@ def test_a_fence_holds_no_longer_than_nobody_can_take_over(queue: TaskQueue, wor
         fence.check()
     assert not fence.holds()
     assert Fence(queue, taken).check() is Signal.CONTINUE
+
+
+def test_a_fence_for_a_batch_leaves_out_what_others_have(queue: TaskQueue, world: World) -> None:
+    queue.enqueue([wanted(world.now(), number) for number in (1, 2, 3)])
+    one, two, three = queue.pick(EXPIRE, limit=3)
+    fence = BatchFence(queue, [one, two, three])
+    assert not fence.holds(one)
+    world.sleep(HEARTBEAT - 1)
+    queue.heartbeat(one)
+    TaskControl(queue.database).control(LAKE, Action.STOP, [one.task_id])
+    world.sleep(1)
+    taken = queue.pick(EXPIRE)
+    assert [claim.task_id for claim in taken] == [two.task_id]
+    assert fence.check() == {one.task_id: Signal.STOP, three.task_id: Signal.CONTINUE}
+    assert [fence.holds(claim) for claim in (one, two, three)] == [True, False, True]
+    world.sleep(HEARTBEAT)
+    assert not any(fence.holds(claim) for claim in (one, two, three))
 
 
 # -- done ----------------------------------------------------------------------------------------

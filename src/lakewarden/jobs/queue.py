@@ -285,6 +285,34 @@ class Fence:
         return self.queue.database.clock.elapsed() < self._until
 
 
+@dataclass(slots=True)
+class BatchFence:
+    """The same for all tasks of one pipeline run: one transaction for all, however many they are.
+
+    Whoever asks for each by itself spends, on SQLite, so long that others take its tasks over.
+    """
+
+    queue: TaskQueue
+    #: Those that are still this worker's, as far as it knows.
+    claims: list[Claim]
+    _asked: float = float("-inf")
+
+    def check(self) -> dict[UUID, Signal]:
+        """Return what each task is told; those that are not this worker's any more are left out."""
+        asked = self.queue.database.clock.elapsed()
+        signals = self.queue.heartbeats([Beat(claim) for claim in self.claims])
+        self._asked = asked
+        self.claims = [
+            claim for claim in self.claims if signals[claim.task_id] is not Signal.NOT_ACTIVE
+        ]
+        return {claim.task_id: signals[claim.task_id] for claim in self.claims}
+
+    def holds(self, claim: Claim) -> bool:
+        """Tell whether nobody can have taken this task over since the last check."""
+        age = self.queue.database.clock.elapsed() - self._asked
+        return claim in self.claims and age < claim.heartbeat_seconds
+
+
 def _gone(claim: Claim) -> str:
     return (
         f"attempt {claim.attempt} at task {claim.task_id} is not this worker's any more: it was "
