@@ -27,6 +27,7 @@ from typing import Any
 import iceberg
 import jobs
 import lance
+import service
 import warehouse
 from tables import age, fleet, grow, linked, rows
 
@@ -267,7 +268,7 @@ PARTS = ("history", "young", "s3", "fleet", "memory", "cold")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    known = [*PARTS, *iceberg.PARTS, *warehouse.PARTS, *jobs.PARTS]
+    known = [*PARTS, *iceberg.PARTS, *warehouse.PARTS, *jobs.PARTS, *service.PARTS]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(known)}")
     parser.add_argument("--sizes", default="500,1000,2000,4000,8000")
     parser.add_argument("--iceberg-sizes", help="instead of each part's own")
@@ -300,6 +301,7 @@ def main() -> None:
         parts, lambda found: keep({"warehouse": {**results.get("warehouse", {}), **found}})
     )
     jobs.measure(parts, args.jobs_database, lambda found: keep({"jobs": found}))
+    service.measure(parts, args.jobs_database, lambda found: keep({"service": found}))
 
 
 def measure(parts: list[str], base: Path, sizes: list[int]) -> dict[str, Any]:

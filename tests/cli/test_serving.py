@@ -121,6 +121,17 @@ def test_a_place_that_is_none_is_told(data: list[str], where: tuple[str, str], w
     assert found.code == 2
 
 
+def test_small_answers_do_not_wait_for_larger_ones() -> None:
+    """asyncio switches Nagle's algorithm off only on sockets that name their protocol.
+
+    With it, every answer on a connection that is kept took 40 ms.
+    """
+    from lakewarden.cli.serving import _listening
+
+    with _listening("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+
+
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = lakewarden("token", "list", "--data-directory", tmp_path / "file" / "below")

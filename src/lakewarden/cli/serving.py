@@ -201,8 +201,17 @@ def _workers(database_url: str, stop: Event) -> Thread | None:
 def _listening(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        family, kind, protocol, _, address = found[0]
+        # With its protocol named: asyncio sends small answers at once only where it is.
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
