@@ -28,6 +28,7 @@ import iceberg
 import jobs
 import lance
 import optimize
+import service
 import ticks
 import warehouse
 from tables import age, fleet, grow, linked, rows
@@ -269,7 +270,15 @@ PARTS = ("history", "young", "s3", "fleet", "memory", "cold")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    known = [*PARTS, *iceberg.PARTS, *warehouse.PARTS, *jobs.PARTS, *ticks.PARTS, *optimize.PARTS]
+    known = [
+        *PARTS,
+        *iceberg.PARTS,
+        *warehouse.PARTS,
+        *jobs.PARTS,
+        *service.PARTS,
+        *ticks.PARTS,
+        *optimize.PARTS,
+    ]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(known)}")
     parser.add_argument("--sizes", default="500,1000,2000,4000,8000")
     parser.add_argument("--iceberg-sizes", help="instead of each part's own")
@@ -320,6 +329,7 @@ def main() -> None:
         args.tick_tables,
         lambda found: keep({"jobs": {**results.get("jobs", {}), **found}}),
     )
+    service.measure(parts, args.jobs_database, lambda found: keep({"service": found}))
 
 
 def measure(parts: list[str], base: Path, sizes: list[int]) -> dict[str, Any]:

@@ -83,7 +83,10 @@ def test_every_option_is_described_with_its_default(name: str, option: Any) -> N
 @pytest.mark.parametrize("page", [CLI, ERRORS], ids=["cli", "errors"])
 def test_no_page_names_an_option_that_does_not_exist(page: str) -> None:
     known = {
-        name for command in all_commands().values() for one in command.params for name in one.opts
+        name
+        for command in all_commands().values()
+        for one in command.params
+        for name in (*one.opts, *one.secondary_opts)
     }
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
     assert named - known - {"--help"} == set()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import Database
-from lakewarden.jobs.listing import Page, TaskFilter, TaskLists, _decode
+from lakewarden.jobs.listing import Page, TaskFilter, TaskLists, read_token
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import RequestRefused
 from lakewarden.jobs.tasks import Entity, EntityType, Failure, Scope, TaskStatus
@@ -118,7 +118,7 @@ def test_a_token_of_somebody_else_is_refused(lists: TaskLists, token: str, name:
 @given(st.text(max_size=80))
 def test_no_token_breaks_anything(token: str) -> None:
     with pytest.raises(RequestRefused):
-        _decode(token)
+        read_token(token)
 
 
 def test_filters_leave_what_fits(queue: TaskQueue, lists: TaskLists, world: World) -> None:

@@ -208,11 +208,11 @@ def test_what_was_done_is_told_newest_first(database: Database, world: World) ->
     audit.record("ada", "schedule_task", LAKE, {"queue_name": EXPIRE})
     world.sleep(1)
     audit.record("bob", "create_token")
-    assert [(one.actor, one.action, one.scope) for one in audit.entries()] == [
+    assert [(one.actor, one.action, one.scope) for one in audit.page().entries] == [
         ("bob", "create_token", None),
         ("ada", "schedule_task", LAKE),
     ]
-    assert len(audit.entries(limit=1)) == 1
+    assert len(audit.page(size=1).entries) == 1
     with database.reading() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(AUDIT)) == 2
 

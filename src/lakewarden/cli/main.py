@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import lakewarden
-from lakewarden.cli import optimizing, output, repairing, warehouse, working
+from lakewarden.cli import optimizing, output, repairing, serving, warehouse, working
 from lakewarden.cli.conduct import (
     Consent,
     ask,
@@ -84,6 +84,7 @@ optimizing.register(app)
 warehouse.register(app)
 repairing.register(app)
 working.register(app)
+serving.register(app)
 
 
 @app.callback()

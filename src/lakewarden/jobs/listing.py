@@ -102,7 +102,7 @@ class TaskLists:
             return Page((), None)
         if wanted.entities is not None and not wanted.entities:
             return Page((), None)
-        after = None if not token else _decode(token)
+        after = None if not token else read_token(token)
         number = PAGE_SIZE if size is None else min(max(size, 1), PAGE_SIZE_MAX)
         parts = [
             _infos(table).where(*_conditions(table, scope, wanted, after))
@@ -118,7 +118,10 @@ class TaskLists:
         with self.database.reading() as connection:
             rows = connection.execute(newest).all()
         tasks = tuple(_info(row) for row in rows[:number])
-        return Page(tasks, _encode(tasks[-1]) if len(rows) > number else None)
+        return Page(
+            tasks,
+            page_token(tasks[-1].created_at, tasks[-1].task_id) if len(rows) > number else None,
+        )
 
     def details(
         self, scope: Scope, task_id: UUID, *, attempts: int = ATTEMPTS_SHOWN
@@ -279,13 +282,15 @@ def _attempts(rows: Sequence[Row], number: int) -> tuple[Attempt, ...]:
     )
 
 
-def _encode(task: TaskInfo) -> str:
-    micros = (task.created_at - _EPOCH) // _MICROSECOND
-    text = f"{_TOKEN}&{micros}&{task.task_id}"
+def page_token(at: datetime, number: UUID) -> str:
+    """Return what a caller sends to see what comes after this row."""
+    micros = (at - _EPOCH) // _MICROSECOND
+    text = f"{_TOKEN}&{micros}&{number}"
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def _decode(token: str) -> tuple[datetime, UUID]:
+def read_token(token: str) -> tuple[datetime, UUID]:
+    """Return the row that a token names, or refuse it."""
     try:
         padded = token.encode("ascii") + b"=" * (-len(token) % 4)
         text = base64.b64decode(padded, altchars=b"-_", validate=True).decode("ascii")

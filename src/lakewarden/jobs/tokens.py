@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from lakewarden.errors import ErrorKind
 from lakewarden.jobs.database import Database
+from lakewarden.jobs.listing import PAGE_SIZE, page_token, read_token
 from lakewarden.jobs.refusals import RequestRefused, not_found
 from lakewarden.jobs.schema import AUDIT, TOKEN
 from lakewarden.jobs.tasks import Scope
@@ -57,6 +58,14 @@ class AuditEntry:
     action: str
     scope: Scope | None
     context: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Some of what was done, newest first; without a token there is no more."""
+
+    entries: tuple[AuditEntry, ...]
+    next_token: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,20 +153,28 @@ class Audit:
                 )
             )
 
-    def entries(self, *, limit: int = 100) -> list[AuditEntry]:
+    def page(self, *, token: str | None = None, size: int = PAGE_SIZE) -> AuditPage:
         """Return what was done last, newest first."""
-        query = sa.select(AUDIT).order_by(AUDIT.c.at.desc(), AUDIT.c.id.desc()).limit(limit)
+        query = sa.select(AUDIT).order_by(AUDIT.c.at.desc(), AUDIT.c.id.desc()).limit(size + 1)
+        if token:
+            at, number = read_token(token)
+            query = query.where(
+                sa.or_(AUDIT.c.at < at, sa.and_(AUDIT.c.at == at, AUDIT.c.id < number))
+            )
         with self.database.reading() as connection:
-            return [
-                AuditEntry(
-                    row.at,
-                    row.actor,
-                    row.action,
-                    None if row.project_id is None else Scope(row.project_id, row.warehouse_id),
-                    row.context,
-                )
-                for row in connection.execute(query)
-            ]
+            rows = connection.execute(query).all()
+        entries = tuple(
+            AuditEntry(
+                row.at,
+                row.actor,
+                row.action,
+                None if row.project_id is None else Scope(row.project_id, row.warehouse_id),
+                row.context,
+            )
+            for row in rows[:size]
+        )
+        last = rows[size - 1] if len(rows) > size else None
+        return AuditPage(entries, None if last is None else page_token(last.at, last.id))
 
 
 def _hash(secret: str) -> bytes:

@@ -1,0 +1,65 @@
+"""Log lines: one JSON object each, on stderr, without secrets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+from lakewarden.jobs.tokens import PREFIX
+
+#: Of the request that is being answered.
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+_TOKEN = re.compile(rf"{PREFIX}[0-9A-Za-z]+")
+#: What stands before the @ of an address, and what follows a word that announces a secret.
+_USER = re.compile(r"(?<=://)[^/\s@]+@")
+_NAMED = re.compile(
+    r"(?i)((?:password|passwd|secret|token|credential|access[-_.]key|account[-_.]key|authorization)"
+    r"[\w.-]*[\"']?\s*[:=]\s*[\"']?(?:bearer\s+)?)[^\s\"',;&}]+"
+)
+#: What every record has; the rest was said with `extra`.
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}  # fmt: skip
+
+
+def without_secrets(text: str) -> str:
+    """Return text without tokens, passwords and keys, as far as they can be told by their looks."""
+    text = _TOKEN.sub(f"{PREFIX}…", text)
+    text = _USER.sub("…@", text)
+    return _NAMED.sub(r"\1…", text)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        made = datetime.fromtimestamp(record.created, UTC)
+        line = {
+            "time": made.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": without_secrets(record.getMessage()),
+        }
+        if (number := request_id.get()) is not None:
+            line["request_id"] = number
+        for name, value in vars(record).items():
+            if name not in _OWN:
+                line[name] = without_secrets(value) if isinstance(value, str) else value
+        if record.exc_info:
+            line["trace"] = without_secrets(self.formatException(record.exc_info))
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def log_to_stderr(level: str) -> None:
+    """Send everything that is logged in this process to stderr, in this form."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # They log every statement and every request of theirs.
+    for chatty in ("sqlalchemy", "urllib3", "py4j", "alembic", "asyncio", "httpx", "httpcore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

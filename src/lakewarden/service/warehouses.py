@@ -1,0 +1,174 @@
+"""Warehouses that are looked after, and their tables.  How to reach one goes in and never comes out."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+
+from lakewarden.expiry import ENCRYPTION_KEY, GC_ENABLED
+from lakewarden.jobs.config import SETTINGS
+from lakewarden.jobs.listing import PAGE_SIZE, PAGE_SIZE_MAX
+from lakewarden.jobs.refusals import RequestRefused, bad_request
+from lakewarden.jobs.tasks import Scope
+from lakewarden.jobs.tokens import Role
+from lakewarden.jobs.warehouses import Access
+from lakewarden.service.discovery import check_place, discover
+from lakewarden.service.gate import MANAGEMENT, GuardedRoute, needs
+from lakewarden.service.parts import PartsOf
+from lakewarden.service.scopes import ProjectScope, WarehouseScope
+from lakewarden.service.wire import (
+    RefreshedTables,
+    RegisteredWarehouse,
+    RegisterWarehouse,
+    Table,
+    TableList,
+    Warehouse,
+    WarehouseList,
+)
+
+router = APIRouter(prefix=MANAGEMENT, route_class=GuardedRoute, tags=["warehouses"])
+
+#: Properties that decide about maintenance; a table may have others that are nobody's business.
+_SHOWN = frozenset(
+    {GC_ENABLED, ENCRYPTION_KEY}
+    | {name for queue in SETTINGS.values() for one in queue for name in one.properties}
+)
+
+PageToken = Annotated[str | None, Query(alias="page-token", max_length=4096)]
+PageSize = Annotated[int | None, Query(alias="page-size", ge=-(2**63), lt=2**63)]
+
+
+def page_size(given: int | None) -> int:
+    return PAGE_SIZE if given is None else min(max(given, 1), PAGE_SIZE_MAX)
+
+
+@router.post(
+    "/warehouse",
+    summary="Register a warehouse, and find its tables.",
+    operation_id="create_warehouse",
+    status_code=201,
+    response_model=RegisteredWarehouse,
+    openapi_extra=needs(Role.ADMIN),
+)
+def register(
+    request: Request, parts: PartsOf, scope: ProjectScope, body: RegisterWarehouse
+) -> RegisteredWarehouse:
+    access = Access(body.storage_options, body.catalog_properties)
+    location = check_place(body.kind, body.location, access)
+    # First: what cannot be read is not registered.
+    found = discover(body.kind, location, access)
+    made = parts.warehouses.register(
+        body.warehouse_name, body.kind, location, access=access, project_id=scope.project_id
+    )
+    parts.warehouses.refresh(made.id, found)
+    context = {"name": made.name, "kind": made.kind.value, "location": location}
+    parts.note(request, "register_warehouse", Scope(scope.project_id, made.id), context)
+    return RegisteredWarehouse(warehouse_id=made.id, tables=len(found))
+
+
+@router.get(
+    "/warehouse",
+    summary="List the warehouses.",
+    operation_id="list_warehouses",
+    response_model=WarehouseList,
+    openapi_extra=needs(Role.READ),
+)
+def list_warehouses(parts: PartsOf, scope: ProjectScope) -> WarehouseList:
+    found = parts.warehouses.all(scope.project_id)
+    return WarehouseList(warehouses=[Warehouse.of(one) for one in found])
+
+
+@router.get(
+    "/warehouse/{warehouse_id}",
+    summary="Show a warehouse.",
+    operation_id="get_warehouse",
+    response_model=Warehouse,
+    openapi_extra=needs(Role.READ),
+)
+def show_warehouse(parts: PartsOf, warehouse_id: UUID) -> Warehouse:
+    return Warehouse.of(parts.warehouses.get(warehouse_id))
+
+
+@router.delete(
+    "/warehouse/{warehouse_id}",
+    summary="Forget a warehouse; no file is touched.",
+    operation_id="delete_warehouse",
+    status_code=204,
+    response_class=Response,
+    openapi_extra=needs(Role.ADMIN),
+)
+def forget_warehouse(request: Request, parts: PartsOf, scope: WarehouseScope) -> None:
+    assert scope.warehouse_id is not None
+    parts.warehouses.delete(scope.warehouse_id)
+    parts.note(request, "delete_warehouse", scope)
+
+
+@router.get(
+    "/warehouse/{warehouse_id}/tables",
+    summary="List the tables of a warehouse, by name.",
+    operation_id="list_tables",
+    response_model=TableList,
+    openapi_extra=needs(Role.READ),
+)
+def list_tables(
+    parts: PartsOf, scope: WarehouseScope, token: PageToken = None, size: PageSize = None
+) -> TableList:
+    assert scope.warehouse_id is not None
+    after = _decode(token) if token else ""
+    # The order of names, whatever the database's idea of it is.
+    found = sorted(parts.warehouses.tables(scope.warehouse_id), key=lambda one: _key(one.name))
+    rest = [one for one in found if _key(one.name) > after]
+    number = page_size(size)
+    page = rest[:number]
+    return TableList(
+        tables=[
+            Table.of(one, {name: v for name, v in one.properties.items() if name in _SHOWN})
+            for one in page
+        ],
+        next_page_token=_encode(_key(page[-1].name)) if len(rest) > number else None,
+    )
+
+
+@router.post(
+    "/warehouse/{warehouse_id}/tables/refresh",
+    summary="Look which tables a warehouse has now.",
+    operation_id="refresh_tables",
+    response_model=RefreshedTables,
+    openapi_extra=needs(Role.OPERATE),
+)
+def refresh_tables(request: Request, parts: PartsOf, scope: WarehouseScope) -> RefreshedTables:
+    assert scope.warehouse_id is not None
+    info = parts.warehouses.get(scope.warehouse_id)
+    found = discover(info.kind, info.location, parts.warehouses.access(info.id))
+    before = {one.id for one in parts.warehouses.tables(info.id)}
+    after = {one.id for one in parts.warehouses.refresh(info.id, found)}
+    changes = {"added": len(after - before), "gone": len(before - after)}
+    parts.note(request, "refresh_tables", scope, {"tables": len(after), **changes})
+    return RefreshedTables(tables=len(after), **changes)
+
+
+def _key(name: tuple[str, ...]) -> str:
+    return "\x1f".join(name)
+
+
+def _encode(key: str) -> str:
+    return base64.urlsafe_b64encode(f"1&{key}".encode()).decode().rstrip("=")
+
+
+def _decode(token: str) -> str:
+    try:
+        padded = token.encode("ascii") + b"=" * (-len(token) % 4)
+        text = base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+    except (UnicodeError, binascii.Error):
+        raise _strange("PaginateTokenDecodeError") from None
+    if not text.startswith("1&"):
+        raise _strange("PaginateTokenParseError")
+    return text.removeprefix("1&")
+
+
+def _strange(name: str) -> RequestRefused:
+    return bad_request(name, "the page token is not one of ours; take it from the last page")

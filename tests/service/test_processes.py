@@ -1,0 +1,143 @@
+"""Real processes: `lakewarden serve` on loopback, two of them on one database."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from lakewarden.jobs.tasks import EntityType
+from lakewarden.jobs.tokens import Role, Tokens
+from lakewarden.jobs.warehouses import FoundTable, WarehouseKind, Warehouses
+from lakewarden.world import SystemChance
+from tests.postgres import PostgresServer
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Server:
+    """A process that serves."""
+
+    process: subprocess.Popen[str]
+    address: str
+
+    def call(self, method: str, path: str, token: str | None = None, **more: Any) -> httpx.Response:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        address = f"{self.address}/management/v1{path}"
+        return httpx.request(method, address, headers=headers, timeout=60, **more)
+
+    def end(self) -> tuple[int, list[dict[str, Any]]]:
+        """Ask it to end, and return its exit code and what it has logged."""
+        self.process.send_signal(signal.SIGTERM)
+        _, rest = self.process.communicate(timeout=60)
+        return self.process.returncode, [
+            json.loads(line) for line in rest.splitlines() if line.startswith("{")
+        ]
+
+
+@contextmanager
+def serving(environment: Mapping[str, str], *arguments: str) -> Iterator[Server]:
+    import os
+
+    command = [sys.executable, "-m", "lakewarden.cli.main", "serve", "--port", "0", "--no-workers"]
+    process = subprocess.Popen(
+        [*command, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},  # noqa: TID251  # the process needs its path
+    )
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        found = re.match(r"serving  (http://\S+) \(", first)
+        assert found, first
+        yield Server(process, found[1])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_embedded_service_needs_nothing_and_ends_when_asked(tmp_path: Path) -> None:
+    with serving({}, "--data-directory", str(tmp_path / "data")) as server:
+        answer = server.call("GET", "/info")
+        assert answer.status_code == 200
+        assert "server" not in answer.headers
+        code, lines = server.end()
+    assert code in {0, -signal.SIGTERM}
+    access = [line for line in lines if line["logger"] == "lakewarden.access"]
+    assert [line["caller"] for line in access] == ["local"]
+    assert access[0]["request_id"] == answer.headers["x-request-id"]
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "data" / "lakewarden.db").stat().st_mode & 0o777 == 0o600
+
+
+def test_two_instances_on_one_database_are_one_service(
+    postgres: PostgresServer, postgres_template: str
+) -> None:
+    from lakewarden.jobs.database import open_database
+
+    url = postgres.url(postgres.database(template=postgres_template))
+    database = open_database(url)
+    _, token = Tokens(database, SystemChance()).create("both", Role.ADMIN)
+    warehouses = Warehouses(database, SystemChance())
+    info = warehouses.register("lake", WarehouseKind.LANCE, "/nowhere")
+    tables = warehouses.refresh(
+        info.id,
+        [FoundTable(("t", str(n)), EntityType.TABLE, f"/nowhere/{n}") for n in range(20)],
+    )
+    database.close()
+    environment = {"DATABASE_URL": url}
+    with serving(environment, "--auth") as one, serving(environment, "--auth") as other:
+        assert other.call("GET", "/info").status_code == 401
+        base = f"/warehouse/{info.id}"
+        config = {"queue-config": {"enable-optimize": True}}
+        path = f"{base}/task-queue/optimize"
+        assert one.call("POST", f"{path}/config", token, json=config).status_code == 204
+        shown = other.call("GET", f"{path}/config", token).json()
+        assert shown["queue-config"]["enable-optimize"] is True
+
+        def ask(turn: tuple[int, Server]) -> int:
+            number, server = turn
+            body = {"entity": {"type": "table", "table-id": str(tables[number].id)}}
+            return server.call("POST", f"{path}/schedule", token, json=body).status_code
+
+        # Everybody asks both for the same: one of the two gets it, every time.
+        turns = [(number, server) for number in range(20) for server in (one, other)]
+        with ThreadPoolExecutor(8) as pool:
+            codes = list(pool.map(ask, turns))
+        assert [sorted(pair) for pair in zip(codes[::2], codes[1::2], strict=True)] == [
+            [200, 409]
+        ] * 20
+        listed = [
+            server.call("POST", f"{base}/task/list", token, json={}).json()
+            for server in (one, other)
+        ]
+        assert listed[0] == listed[1]
+        assert len(listed[0]["tasks"]) == 20
+        # Pages of one go on at the other.
+        seen: list[str] = []
+        mark = None
+        for server in (one, other, one):
+            body = {"page-size": 7, "page-token": mark}
+            page = server.call("POST", f"{base}/task/list", token, json=body).json()
+            seen += [task["task-id"] for task in page["tasks"]]
+            mark = page["next-page-token"]
+        assert mark is None
+        assert seen == [task["task-id"] for task in listed[0]["tasks"]]
+        _, lines = one.end()
+        assert other.call("GET", "/info", token).status_code == 200
+        _, more = other.end()
+    assert token not in str(lines) + str(more)
+    assert {line["level"] for line in lines + more} == {"info"}
