@@ -179,23 +179,19 @@ def _run(application: FastAPI, work_on: str | None, listener: socket.socket) -> 
             thread.join(_PATIENCE_SECONDS)
 
 
-def _workers(database_url: str, stop: Event) -> Thread | None:
-    """Return a thread that runs tasks until `stop` is set; None where there is nothing that does."""
+def _workers(database_url: str, stop: Event) -> Thread:
+    """Return a thread that runs tasks until `stop` is set."""
     import os
-    from importlib import import_module
-    from importlib.util import find_spec
     from threading import Thread
 
     from lakewarden.cli.options import read_engine
+    from lakewarden.cli.working import engine_of
+    from lakewarden.jobs.worker import WorkerSettings, run_workers
 
-    if find_spec("lakewarden.jobs.worker") is None or find_spec("lakewarden.cli.working") is None:
-        output.to_stderr("warning  there are no workers in this release; tasks wait")
-        return None
-    worker = import_module("lakewarden.jobs.worker")
-    engine = import_module("lakewarden.cli.working").engine_of(read_engine(None, None, []))
     # How many loops each queue has is the environment's to say, here as for lakewarden worker.
-    settings = worker.WorkerSettings.of(os.environ, database_url, engine)  # noqa: TID251
-    return Thread(target=worker.run_workers, args=(settings, stop), name="workers", daemon=True)
+    engine = engine_of(read_engine(None, None, []))
+    settings = WorkerSettings.of(os.environ, database_url, engine)  # noqa: TID251
+    return Thread(target=run_workers, args=(settings, stop), name="workers", daemon=True)
 
 
 def _listening(host: str, port: int) -> socket.socket:
