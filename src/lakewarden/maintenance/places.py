@@ -367,8 +367,11 @@ class _Visit:
         return _Waiting(self.changes, self._table(job), self._lock)
 
     def withdraw(self, job: Job) -> None:
-        with self._lock:
-            self.changes.withdraw(self._table(job))
+        # Of a table that was dropped before we came there is nothing to take back.
+        table = self.changes.view.manifest.tables.get(self.ids[job.key])
+        if table is not None:
+            with self._lock:
+                self.changes.withdraw(table)
 
     def _table(self, job: Job) -> Table:
         return _table(self.changes.view, job.key, self.ids[job.key])
