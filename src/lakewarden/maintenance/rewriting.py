@@ -141,7 +141,7 @@ class LanceJob(Job):
 
     def commit(self, opened: Opened, results: Sequence[str]) -> Outcome:
         try:
-            done = compacting.commit(opened.lance, results)
+            done = compacting.commit(self.version, opened.lance, results)
         except LakewardenError:
             # Numbers that were reserved in a transaction are taken by others, and the like.
             if opened.outrun():
