@@ -39,7 +39,11 @@ class Parts:
 
     @property
     def discovery(self) -> Discovery:
-        return Discovery(self.warehouses, Commits(self.queue))
+        return Discovery(self.warehouses, self.commits)
+
+    @property
+    def commits(self) -> Commits:
+        return Commits(self.queue)
 
     def note(
         self,
