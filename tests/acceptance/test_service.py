@@ -199,10 +199,10 @@ def test_a_service_looks_after_tables_of_every_kind(tmp_path: Path) -> None:
         invariants.assert_no_live_file_missing(place)
     assert lance.dataset(str(growing)).count_rows() == 3 * 7
     assert lance.dataset(str(fresh)).count_rows() == 3 * 14
-    for table, numbers in ((orders, newest), (small, rows)):
-        table.refresh()
-        assert ids(table) == numbers
-        iceberg_oracle.assert_intact(table)
+    for lasting, numbers in ((orders, newest), (small, rows)):
+        lasting.refresh()
+        assert ids(lasting) == numbers
+        iceberg_oracle.assert_intact(lasting)
     iceberg_oracle.assert_intact(small, readable)
     assert len(list(small.scan().plan_files())) == 1
     assert sorted(ours.at("points").to_table()["id"].to_pylist()) == list(range(6))
