@@ -225,3 +225,13 @@ def test_questions_that_have_no_answer(service: Service) -> None:
     refusal(nobody, 404, "NoSuchTableException")
     refusal(service.get(f"{base}/optimize/effective-config"), 400, "BadRequest")
     refusal(service.get(f"{base}/optimize/effective-config?table=db.t"), 400, "BadRequest")
+
+
+def test_switching_a_queue_on_wakes_its_tables_up(service: Service) -> None:
+    lake = service.warehouse(tables=3, properties={})
+    lake.enable("remove_orphan_files")
+    found = lake.listed()
+    assert [one["queue-name"] for one in found] == ["remove_orphan_files"] * 3
+    # The same again makes nothing twice.
+    lake.enable("remove_orphan_files")
+    assert lake.listed() == found

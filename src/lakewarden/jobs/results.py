@@ -111,6 +111,18 @@ def orphans(
     }
 
 
+def shares(requests: Mapping[str, int], number: int) -> list[dict[str, int]]:
+    """Divide the requests of a run among its tasks: all shares together are all of them."""
+    return [
+        {
+            kind: count // number + (step < count % number)
+            for kind, count in sorted(requests.items())
+            if count // number + (step < count % number)
+        }
+        for step in range(number)
+    ]
+
+
 def scheduled(decision: Decision, at: datetime | None) -> dict[str, Any]:
     """Return what was decided about the next run."""
     return {

@@ -31,6 +31,12 @@ _MISSING = {
 }
 
 
+#: Shorter values stand in too many words that are no secrets.
+_SECRET_LENGTH_MIN = 4
+#: What is given to reach a warehouse, and tells nobody anything.
+_NO_SECRETS = frozenset({"true", "false", "rest", "hive", "glue", "in-memory"})
+
+
 class WarehouseKind(StrEnum):
     """Where the tables of a warehouse are found."""
 
@@ -52,6 +58,14 @@ class Access:
     def __repr__(self) -> str:
         names = sorted({*self.storage_options, *self.catalog_properties})
         return f"Access({', '.join(f'{name}=…' for name in names)})"
+
+    def hide(self, text: str) -> str:
+        """Take everything out of a text that was given for reaching a warehouse, but the place itself."""
+        catalog = {v for name, v in self.catalog_properties.items() if name != "warehouse"}
+        for value in sorted({*self.storage_options.values(), *catalog}, key=len, reverse=True):
+            if len(value) >= _SECRET_LENGTH_MIN and value not in _NO_SECRETS:
+                text = text.replace(value, "…")
+        return text
 
 
 @dataclass(frozen=True, slots=True)

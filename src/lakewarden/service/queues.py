@@ -58,7 +58,7 @@ def _write(
             f"the config of {queue[:100]} is larger than {_CONFIG_BYTES_MAX} bytes; nothing was changed",
             ErrorKind.QUEUE_CONFIG,
         )
-    parts.configs.set(scope, queue, given, body.max_seconds_since_last_heartbeat)
+    parts.commits.configure(scope, queue, given, body.max_seconds_since_last_heartbeat)
     # Only what the queue knows: whatever else was stored may be anything.
     known = {one.key for one in SETTINGS[queue]}
     context = {
