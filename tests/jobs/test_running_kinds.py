@@ -151,8 +151,7 @@ def test_small_files_of_an_iceberg_table_become_few(lab: Lab, tmp_path: Path) ->
     for table, files in zip(made, (6, 4), strict=True):
         iceberg.grow(table, files)
     before = [
-        (table.scan().to_arrow().sort_by("id"), iceberg_oracle.fingerprints(table))
-        for table in made
+        (table.scan().to_arrow().to_pylist(), iceberg_oracle.fingerprints(table)) for table in made
     ]
     warehouse = lab.iceberg(tmp_path)
     warehouse.configure(OPTIMIZE)
@@ -162,7 +161,8 @@ def test_small_files_of_an_iceberg_table_become_few(lab: Lab, tmp_path: Path) ->
     assert [warehouse.result(task)["committed"] for task in tasks] == [True, False]
     for table, files, (rows, snapshots) in zip(made, (1, 4), before, strict=True):
         table.refresh()
-        assert table.scan().to_arrow().sort_by("id").equals(rows)
+        found = table.scan().to_arrow().sort_by("id").to_pylist()
+        assert found == sorted(rows, key=lambda row: row["id"])
         assert len(list(table.scan().plan_files())) == files
         iceberg_oracle.assert_intact(table, snapshots)
 
