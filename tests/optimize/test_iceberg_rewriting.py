@@ -365,6 +365,45 @@ def test_equality_deletes_leave_their_files_alone(table: Table) -> None:
     assert (new.sequence_number or 0) >= (deleting.sequence_number or 0)
 
 
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_equality_deletes_of_a_spec_with_only_voids_apply_everywhere(
+    lake: Interrupted, meanwhile: bool
+) -> None:
+    """Format 1 leaves a void where a field was taken away, and the table has become format 2."""
+    table = kit.create(lake, "db.old", partitioning="identity", version=1)
+    for start in (0, 4, 8):
+        kit.append(table, start, 4)
+    with table.update_spec() as change:
+        change.remove_field("by_identity")
+    assert [str(one.transform) for one in table.spec().fields] == ["void"]
+    with table.transaction() as upgrade:
+        upgrade.upgrade_table_version(2)
+    # The list of manifests becomes format 2 with the next snapshot.
+    table.delete("id = 0")
+    then = paths(table)
+    work = plan(table, PAIRS)
+    results = rewritten(table, work)
+    _delete_in_void(table, 5)
+    if not meanwhile:
+        work = plan(table, PAIRS)
+        results = rewritten(table, work)
+        assert [(one.reason, one.files) for one in work.skipped] == [
+            ("equality_deletes_unsupported", 11)
+        ]
+    assert finish(table, work, results).committed == ()
+    table.refresh()
+    assert then <= paths(table)
+
+
+def _delete_in_void(table: Table, number: int) -> None:
+    """Delete a row by id, with an equality delete file of the spec that the table has now."""
+    raw = kit._parquet(pa.table({"id": pa.array([number], pa.int64())}), {"id": 1})
+    made = kit._written(table, "equality.parquet", raw, 1)
+    (void,) = table.spec().fields
+    made |= {"content": 2, "equality_ids": [1], "partition": {void.name: None}}
+    kit.commit(table, kit.Manifest([made], 1), operation=Operation.DELETE)
+
+
 def test_new_files_are_as_old_as_the_snapshot_they_were_planned_from(table: Table) -> None:
     """So that equality deletes that come later apply to them."""
     start = table.current_snapshot()

@@ -94,8 +94,10 @@ def test_a_rewrite_is_believed_if_it_leaves_as_many_rows() -> None:
     assert fewer == Step("rewrite", "rewrite has made 8 rows of 9")
     others = step_between(before, holding((b"third",), columns=(b"x",)), rewrite)
     assert others.doubt == "rewrite has changed columns"
-    # Rows that nobody has counted prove nothing, and disprove nothing.
-    assert step_between(before, holding((b"third",), None), rewrite).doubt == ""
+    # Rows that nobody has counted prove nothing.
+    for one, other in ((9, None), (None, 9), (None, None)):
+        uncounted = step_between(holding(rows=one), holding((b"third",), other), rewrite)
+        assert uncounted.doubt == "rewrite does not tell how many rows there are"
 
 
 def test_a_reservation_leaves_everything_alone() -> None:

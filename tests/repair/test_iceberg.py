@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Container
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.table import Table
+from pyiceberg.table.statistics import StatisticsFile
 
 from lakewarden.errors import ErrorKind, Exit
+from lakewarden.storage.local import LocalStore
 from lakewarden.warehouse.codec import TRANSACTIONS
+from lakewarden.warehouse.drift import Classification, Line
+from lakewarden.warehouse.iceberg_drift import examine
 from lakewarden.warehouse.manifest import Change, Operation, Pin, Transaction
+from lakewarden.world import SystemClock
 from tests.repair.mending import Mender, row_of, said, versions
 from tests.warehouse.cleaning import Lake
 from tests.warehouse.lakes import catalog, iceberg_ids, id_rows, on_branch, reopen
@@ -31,13 +38,17 @@ def lake(lake: Lake) -> Lake:
     return lake
 
 
-@pytest.fixture
-def other(lake: Lake, tmp_path: Path) -> Catalog:
-    """Another catalog, that has registered db.facts where it lies."""
+def registered(lake: Lake, tmp_path: Path) -> Catalog:
+    """Return another catalog, that has registered db.facts where it lies."""
     found = load_catalog("other", type="sql", uri=f"sqlite:///{tmp_path}/other.db")
     found.create_namespace("db")
     found.register_table(KEY, lake.iceberg("facts").metadata_location)
     return found
+
+
+@pytest.fixture
+def other(lake: Lake, tmp_path: Path) -> Catalog:
+    return registered(lake, tmp_path)
 
 
 def newest(other: Catalog) -> Path:
@@ -52,6 +63,15 @@ def as_replace(other: Catalog, **total: str) -> None:
         if one["snapshot-id"] == told["current-snapshot-id"]:
             one["summary"] |= {"operation": "replace", **total}
     path.write_text(json.dumps(told))
+
+
+def looked_at(lake: Lake, known: Container[str] = frozenset()) -> Line:
+    """Look at db.facts on main as repair does, two hours later."""
+    view = reopen(lake.root).read()
+    table = view.table(("db", "facts"))
+    pin = view.pins[table.id]
+    line = Line(table, "main", pin, pin)
+    return examine(line, LocalStore(), known, frozenset, SystemClock().now() + LATER)
 
 
 def seen(mender: Mender, **asked: Any) -> tuple[str, str, list[str]]:
@@ -116,6 +136,96 @@ def test_files_that_are_replaced_by_as_many_rows_are_verified(
     receipt = mender.execute(mender.plan(later=LATER, confirm=True))
     assert said(row_of(receipt, KEY)) == ("verified_maintenance", "healed", ["replace"])
     assert catalog(lake.root).load_table(KEY).metadata_location.endswith(newest(other).name)
+
+
+def statistics_of(table: Table, number: int) -> StatisticsFile:
+    path = f"{table.location()}/metadata/{number}.stats"
+    return StatisticsFile.model_validate(
+        {"snapshot-id": number, "statistics-path": path, "file-size-in-bytes": 1,
+         "file-footer-size-in-bytes": 1, "blob-metadata": []}
+    )  # fmt: skip
+
+
+BESIDE: dict[str, tuple[Callable[[Table, int], Any], list[str]]] = {
+    "tag dropped": (
+        lambda table, first: table.manage_snapshots().remove_tag("old").commit(),
+        ["refs changed (old)"],
+    ),
+    "tag created": (
+        lambda table, first: table.manage_snapshots().create_tag(first, "new").commit(),
+        ["refs changed (new)"],
+    ),
+    "snapshot expired": (
+        lambda table, first: table.maintenance.expire_snapshots().by_id(first).commit(),
+        ["snapshots are gone (1)"],
+    ),
+    "snapshot that no ref names": (
+        lambda table, first: (
+            table.manage_snapshots().create_branch(first, "side").commit(),
+            table.append(id_rows(7), branch="side"),
+            table.manage_snapshots().remove_branch("side").commit(),
+        ),
+        ["snapshots came that main does not go through (1)"],
+    ),
+    "statistics set": (
+        lambda table, first: (
+            table.update_statistics().set_statistics(statistics_of(table, first)).commit()
+        ),
+        ["the table's statistics changed"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+@pytest.mark.parametrize("compacted", [True, False], ids=["compacted", "alone"])
+def test_what_changes_beside_main_is_suspicious(
+    lake: Lake, tmp_path: Path, what: str, compacted: bool
+) -> None:
+    """Even if all that happened to main is maintenance: a tag may be what keeps a version alive."""
+    first, *_ = (one.snapshot_id for one in lake.iceberg("facts").snapshots())
+    if what == "tag dropped":
+        lake.iceberg("facts").manage_snapshots().create_tag(first, "old").commit()
+    other = registered(lake, tmp_path)
+    if compacted:
+        other.load_table(KEY).append(id_rows(66))
+        as_replace(other, **{"total-records": "2"})
+        assert looked_at(lake).classification is Classification.VERIFIED_MAINTENANCE
+    does, doubts = BESIDE[what]
+    does(other.load_table(KEY), first)
+    found = looked_at(lake)
+    assert found.classification is Classification.SUSPICIOUS
+    steps = ["replace", "update_metadata"] if compacted else ["update_metadata"]
+    assert [step.operation for step in found.steps] == steps
+    assert found.doubts == doubts
+
+
+def test_each_change_beside_main_is_a_doubt_of_its_own(lake: Lake, other: Catalog) -> None:
+    first, *_ = (one.snapshot_id for one in lake.iceberg("facts").snapshots())
+    BESIDE["tag created"][0](other.load_table(KEY), first)
+    BESIDE["statistics set"][0](other.load_table(KEY), first)
+    with other.load_table(KEY).transaction() as changes:
+        changes.set_properties(a="b")
+    assert looked_at(lake).doubts == [
+        "the table's properties changed",
+        "refs changed (new)",
+        "the table's statistics changed",
+    ]
+
+
+class OnlyAsked:
+    """Metadata of a log that is too long to be copied for every table."""
+
+    def __init__(self, *known: str) -> None:
+        self._known = known
+
+    def __contains__(self, uri: object) -> bool:
+        return uri in self._known
+
+
+def test_what_the_log_knows_is_asked_and_not_copied(lake: Lake, other: Catalog) -> None:
+    other.load_table(KEY).append(id_rows(66))
+    assert looked_at(lake, OnlyAsked()).drifted
+    assert not looked_at(lake, OnlyAsked(str(newest(other)))).drifted
 
 
 def test_a_change_of_the_description_is_suspicious(mender: Mender, other: Catalog) -> None:

@@ -138,10 +138,11 @@ def step_between(before: Contents, after: Contents, told: bytes) -> Step:
 def _doubt_of_rewrite(before: Contents, after: Contents) -> str:
     if before.columns != after.columns:
         return "rewrite has changed columns"
-    counted = before.rows is not None and after.rows is not None
-    if counted and before.rows != after.rows:
-        return f"rewrite has made {after.rows} rows of {before.rows}"
-    return ""
+    if before.rows is None or after.rows is None:
+        return "rewrite does not tell how many rows there are"
+    return (
+        "" if before.rows == after.rows else f"rewrite has made {after.rows} rows of {before.rows}"
+    )
 
 
 # -- finding, for Lance ----------------------------------------------------------------------------

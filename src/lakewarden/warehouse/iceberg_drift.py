@@ -10,7 +10,7 @@ be somebody's work in progress and is only told; and what is left is taken for a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -36,6 +36,7 @@ _DESCRIBED = (
     "format-version", "location", "current-schema-id", "schemas", "default-spec-id", "partition-specs",
     "default-sort-order-id", "sort-orders", "properties",
 )  # fmt: skip
+_STATISTICS = ("statistics", "partition-statistics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +72,18 @@ def announced(log: Log) -> frozenset[str]:
 def examine(
     line: Line,
     store: ReadStore,
-    known: frozenset[str],
+    known: Container[str],
     ours: Callable[[], frozenset[str]],
     now: datetime,
 ) -> Line:
     """Find out whether somebody has gone on from a table's pin.
 
-    `known` are metadata files of the log; `ours` returns those that were announced.
+    `known` are metadata files of the log, of all tables; `ours` returns those that were announced.
     """
     try:
         pin = _read(store, line.pin.path)
-        known |= {_canonical(line.pin.path), *pin.before}
-        later = list(_later(line, store, known))
+        before = {_canonical(line.pin.path), *pin.before}
+        later = list(_later(line, store, known, before))
         if later:
             announced = ours()
             later = [one for one in later if one.uri not in announced]
@@ -93,8 +94,10 @@ def examine(
     return _between(line, pin, mine, now) if mine else line
 
 
-def _later(line: Line, store: ReadStore, known: frozenset[str]) -> Iterator[_Found]:
-    """Yield metadata files beside the pin's that are not known and not older."""
+def _later(
+    line: Line, store: ReadStore, known: Container[str], before: Container[str]
+) -> Iterator[_Found]:
+    """Yield metadata files beside the pin's that are not known, and neither before it nor older."""
     home = _placed(line.pin.path).parent
     listed: dict[str, datetime | None] = {}
     for batch in store.list(home.key):
@@ -106,7 +109,9 @@ def _later(line: Line, store: ReadStore, known: frozenset[str]) -> Iterator[_Fou
     unknown = {
         uri: modified
         for uri, modified in listed.items()
-        if uri not in known and (began is None or modified is None or modified >= began)
+        if uri not in known
+        and uri not in before
+        and (began is None or modified is None or modified >= began)
     }
     if len(unknown) > _READ_MAX:
         raise Damaged(
@@ -157,23 +162,60 @@ def _between(line: Line, pin: _Found, found: Sequence[_Found], now: datetime) ->
 
 
 def _steps(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Step]:
-    """Yield what happened: snapshots in their order, and changes of the table's description."""
+    """Yield what happened: snapshots in their order, and all else that is not as it was."""
     known = {one["snapshot-id"]: one for one in after.get("snapshots") or []}
     way: list[Mapping[str, Any]] = []
     at, goal = _current(after), _current(before)
-    while at is not None and at != goal:
+    while at is not None and not _same(at, goal):
         way.append(at)
         at = known.get(at.get("parent-snapshot-id", 0))
-    if at != goal:
+    if not _same(at, goal):
         yield Step("replace_main", "main does not go on from the snapshot that was current")
         return
     for one in reversed(way):
         yield _step(one, known.get(one.get("parent-snapshot-id", 0)))
+    doubts = list(_beside(before, after, {one["snapshot-id"] for one in way}))
+    if not way and not doubts:
+        doubts = ["the metadata was written anew, and what changed is not known"]
+    for doubt in doubts:
+        yield Step("update_metadata", doubt)
+
+
+def _beside(before: Mapping[str, Any], after: Mapping[str, Any], way: set[int]) -> Iterator[str]:
+    """Yield what changed besides main's own snapshots, whether main went on or not."""
     changed = [name for name in _DESCRIBED if before.get(name) != after.get(name)]
     if changed:
-        yield Step("update_metadata", f"the table's {', '.join(changed)} changed")
-    elif not way:
-        yield Step("update_metadata", "refs, statistics or other snapshots changed")
+        yield f"the table's {', '.join(changed)} changed"
+    had, has = _refs(before), _refs(after)
+    refs = sorted(name for name in had.keys() | has.keys() if had.get(name) != has.get(name))
+    if refs:
+        yield f"refs changed ({', '.join(refs)})"
+    old, new = (
+        {one["snapshot-id"] for one in raw.get("snapshots") or []} for raw in (before, after)
+    )
+    if old - new:
+        yield f"snapshots are gone ({len(old - new)})"
+    if new - old - way:
+        yield f"snapshots came that main does not go through ({len(new - old - way)})"
+    told = [name for name in _STATISTICS if (before.get(name) or []) != (after.get(name) or [])]
+    if told:
+        yield f"the table's {', '.join(told)} changed"
+
+
+def _refs(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the refs; of main, only what is kept of it, since where it is, its snapshots tell."""
+    found = {name: dict(one) for name, one in (raw.get("refs") or {}).items()}
+    main = found.pop("main", {})
+    kept = {name: told for name, told in main.items() if name not in {"snapshot-id", "type"}}
+    return {**found, "main": kept}
+
+
+def _same(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    """Tell whether two are one snapshot; some writers let go of its parent when that expires."""
+    if one is None or other is None:
+        return one is other
+    names = (one.keys() | other.keys()) - {"parent-snapshot-id"}
+    return all(one.get(name) == other.get(name) for name in names)
 
 
 def _step(snapshot: Mapping[str, Any], parent: Mapping[str, Any] | None) -> Step:

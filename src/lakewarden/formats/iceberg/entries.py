@@ -34,7 +34,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.transforms import UnknownTransform
+from pyiceberg.transforms import UnknownTransform, VoidTransform
 from pyiceberg.types import IntegerType, ListType, NestedField, StructType, UnknownType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
@@ -133,24 +133,31 @@ def _may_name(deletes: DataFile, path: str) -> bool:
     return below and (lower is None or lower <= named)
 
 
+def _is_unpartitioned(spec: PartitionSpec) -> bool:
+    """Tell whether a spec divides nothing; format 1 leaves a void where a field was taken away."""
+    return all(isinstance(one.transform, VoidTransform) for one in spec.fields)
+
+
 @dataclass(slots=True)
 class Deletes:
     """Delete files of one snapshot, by what they can apply to."""
 
     by_path: dict[str, list[ManifestEntry]] = field(default_factory=dict)
     by_partition: dict[PartitionKey, list[ManifestEntry]] = field(default_factory=dict)
-    #: Equality deletes; those of a spec without fields apply everywhere.
+    #: Equality deletes; those of a spec without fields, or with void ones only, apply everywhere.
     equality: dict[PartitionKey, list[ManifestEntry]] = field(default_factory=dict)
     everywhere: list[ManifestEntry] = field(default_factory=list)
 
     @classmethod
-    def of(cls, entries: Iterable[ManifestEntry]) -> Deletes:
+    def of(cls, entries: Iterable[ManifestEntry], specs: Mapping[int, PartitionSpec]) -> Deletes:
         made = cls()
+        unpartitioned = {number for number, spec in specs.items() if _is_unpartitioned(spec)}
         for entry in entries:
             file = entry.data_file
             key = partition_key(file)
             if file.content == DataFileContent.EQUALITY_DELETES:
-                found = made.equality.setdefault(key, []) if key[1] else made.everywhere
+                divided = file.spec_id not in unpartitioned
+                found = made.equality.setdefault(key, []) if divided else made.everywhere
             elif (path := target(file)) is not None:
                 found = made.by_path.setdefault(path, [])
             else:

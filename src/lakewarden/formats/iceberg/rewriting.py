@@ -124,7 +124,7 @@ def plan(
     data = [one for one in manifests if one.content == ManifestContent.DATA]
     of_deletes = [one for one in manifests if one.content == ManifestContent.DELETES]
     held = [one for found in entries.all_live(of_deletes, table.io) for one in found]
-    survey = Survey(metadata, Deletes.of(held), named(held, table.io))
+    survey = Survey(metadata, Deletes.of(held, metadata.specs()), named(held, table.io))
     for manifest, found in _matching(table, data, row_filter):
         for entry in found:
             survey.look(entry, manifest)
@@ -251,9 +251,10 @@ def _replacing(
     useless = state.useless(gone)
     if not gone and not useless:
         return None
+    committed = {piece.number for piece, _ in kept}
     told = Outcome(
         committed=tuple(piece.number for piece, _ in kept),
-        lost=tuple(piece.number for piece, one in pairs if (piece, one) not in kept),
+        lost=tuple(piece.number for piece, _ in pairs if piece.number not in committed),
         removed_delete_files=len(useless),
     )
     draft = Draft(
@@ -266,15 +267,16 @@ def _replacing(
     # Files of an older spec may have become many small ones of this.
     if all(source.file.spec_id == piece.into_spec for piece, _ in kept for source in piece.sources):
         draft.properties = {**draft.properties, PACKED: str(work.target_bytes)}
+    leaving = gone | useless
     for manifest in filter(_names_files, state.manifests):
         found = state.opened.get(manifest.manifest_path, ())
-        going = [one for one in found if one.data_file.file_path in gone | useless]
+        going = [one for one in found if one.data_file.file_path in leaving]
         if not going:
             draft.kept.append(manifest)
             continue
         draft.replaced.append(manifest)
         draft.going += going
-        draft.staying += [one for one in found if one.data_file.file_path not in gone | useless]
+        draft.staying += [one for one in found if one.data_file.file_path not in leaving]
     return draft
 
 
@@ -310,7 +312,7 @@ class _State:
             for entry in found:
                 is_data = entry.data_file.content == DataFileContent.DATA
                 both[is_data][entry.data_file.file_path] = entry
-        deletes = Deletes.of(both[False].values())
+        deletes = Deletes.of(both[False].values(), table.metadata.specs())
         return cls(work, manifests, opened, both[True], deletes, both[False])
 
     def holds(self, piece: Piece) -> bool:
