@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,10 +46,13 @@ class ConfigStore:
         queue: str,
         config: object,
         max_seconds_since_last_heartbeat: int | None = None,
+        *,
+        along: Callable[[sa.Connection], object] | None = None,
     ) -> None:
         """Replace a config as a whole.  Without a heartbeat time the one that was set stays.
 
-        Tasks see it when they are picked; one that runs does not.
+        Tasks see it when they are picked; one that runs does not.  What is to be done `along` with it
+        is part of the same transaction.
         """
         kind = queue_kind(queue)
         if kind.of_project != (scope.warehouse_id is None):
@@ -77,6 +80,8 @@ class ConfigStore:
             connection.execute(
                 new.on_conflict_do_update(index_elements=["scope_id", "queue_name"], set_=told)
             )
+            if along is not None:
+                along(connection)
 
 
 def read_config(connection: sa.Connection, scope: Scope, queue: str) -> StoredConfig:

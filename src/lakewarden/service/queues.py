@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Annotated, Any
 from uuid import UUID
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
 
 from lakewarden.errors import ErrorKind
+from lakewarden.jobs.commits import Commits
 from lakewarden.jobs.config import QUEUE_NAME, SETTINGS, effective, exclusion
 from lakewarden.jobs.config_store import StoredConfig
 from lakewarden.jobs.queues import QUEUES, queue_kind
@@ -58,13 +60,20 @@ def _write(
             f"the config of {queue[:100]} is larger than {_CONFIG_BYTES_MAX} bytes; nothing was changed",
             ErrorKind.QUEUE_CONFIG,
         )
-    parts.configs.set(scope, queue, given, body.max_seconds_since_last_heartbeat)
+
+    def reconsider(connection: sa.Connection) -> None:
+        # Nobody has to write to a table before the config counts for it.
+        if scope.warehouse_id is not None:
+            Commits(parts.queue).reconsider_with(connection, scope)
+
+    seconds = body.max_seconds_since_last_heartbeat
+    parts.configs.set(scope, queue, given, seconds, along=reconsider)
     # Only what the queue knows: whatever else was stored may be anything.
     known = {one.key for one in SETTINGS[queue]}
     context = {
         "queue_name": queue,
         "queue_config": {key: value for key, value in given.items() if key in known},
-        "max_seconds_since_last_heartbeat": body.max_seconds_since_last_heartbeat,
+        "max_seconds_since_last_heartbeat": seconds,
     }
     parts.note(request, "modify_task_queue_config", scope, context)
 
