@@ -120,7 +120,7 @@ def test_a_config_counts_for_tables_that_nobody_writes_to(service: Service) -> N
 
 
 def test_a_property_that_cannot_be_read_does_not_keep_a_config_out(service: Service) -> None:
-    lake = service.warehouse(2, {"lakewarden.remove-orphan-files.enabled": "perhaps"})
+    lake = service.warehouse(2, {"lakewarden.remove-orphan-files.older-than-ms": "soon"})
     lake.enable("remove_orphan_files")
     assert lake.listed() == []
 

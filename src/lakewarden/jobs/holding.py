@@ -16,6 +16,8 @@ from threading import Event, Lock, Thread
 from typing import Any, Self
 from uuid import UUID
 
+import sqlalchemy as sa
+
 from lakewarden.errors import ErrorKind, Interrupted, StorageError
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import TaskTakenOver
@@ -175,12 +177,13 @@ class Holding:
         *,
         rate: float | None = None,
         successor: NewTask | None = None,
+        along: Callable[[sa.Connection], None] | None = None,
     ) -> None:
         """Report that a task is done, unless it is somebody else's by now."""
         self.report(
             claim,
             lambda: self.queue.succeed(
-                claim, message, result=result, rate=rate, successor=successor
+                claim, message, result=result, rate=rate, successor=successor, along=along
             ),
         )
 
