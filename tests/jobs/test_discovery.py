@@ -198,3 +198,38 @@ def test_damaged_table_keeps_no_other_from_being_found(lab: Lab, tmp_path: Path)
     found = lab.lance(tmp_path / "lake").tables()
     assert found.keys() == {"bad", "good"}
     assert found["good"].properties == {"lakewarden.optimize.enabled": "true"}
+
+
+@pytest.mark.parametrize("looked", [True, False])
+def test_table_that_was_away_when_its_task_was_due_is_looked_after_again(
+    lab: Lab, tmp_path: Path, *, looked: bool
+) -> None:
+    lake = tmp_path / "lake"
+    lance_table(lake / "t.lance", 25)
+    lance_table(lake / "other.lance", 1)
+    warehouse = lab.lance(lake)
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    (first,) = [one.task_id for one in lab.discovery.detect(warehouse.info.id) if one.task_id]
+    (lake / "t.lance").rename(tmp_path / "away")
+    if looked:
+        lab.discovery.detect(warehouse.info.id)
+    assert lab.run(EXPIRE_SNAPSHOTS) == 1
+    assert warehouse.details(first).message == "the table is gone"
+    (tmp_path / "away").rename(lake / "t.lance")
+    (again,) = [one.task_id for one in lab.discovery.detect(warehouse.info.id) if one.task_id]
+    assert again != first
+
+
+def test_directory_that_is_empty_for_a_moment_loses_no_table(lab: Lab, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    lance_table(lake / "t.lance", 25)
+    warehouse = lab.lance(lake)
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    known = warehouse.tables()
+    lake.rename(tmp_path / "away")
+    lake.mkdir()
+    lab.discovery.detect_all()
+    assert [one.id for one in lab.warehouses.tables(warehouse.info.id)] == [known["t"].id]
+    lake.rmdir()
+    (tmp_path / "away").rename(lake)
+    assert any(one.task_id for one in lab.discovery.detect(warehouse.info.id))

@@ -135,16 +135,37 @@ class Commits:
         mine = sa.and_(ENTITY.c.warehouse_id == scope.warehouse_id, ENTITY.c.active)
         now = self.queue.database.moment(connection)
         stored = _configs(connection, scope)[REMOVE_ORPHAN_FILES]
-        connection.execute(sa.update(ENTITY).where(mine).values(marker=None))
+        connection.execute(
+            sa.update(ENTITY).where(mine, ENTITY.c.marker.is_not(None)).values(marker=None)
+        )
         query = sa.select(ENTITY).where(mine).order_by(ENTITY.c.id)
-        tables = [entity(row) for row in connection.execute(query).all()]
-        found = []
-        for table in tables:
-            if exclusion(REMOVE_ORPHAN_FILES, table.properties, stored, table.type) is None:
-                slot = NewTask(REMOVE_ORPHAN_FILES, scope, table.entity, now).slot
-                first = first_orphan_run(now, _ran_at(connection, slot))
-                found.append(self._follow(connection, scope, table, REMOVE_ORPHAN_FILES, first))
-        return found
+        tables = [entity(row) for row in connection.execute(query)]
+        wanted = [table for table in tables if _wants_orphans_gone(table, stored)]
+        slots = {
+            table.id: NewTask(REMOVE_ORPHAN_FILES, scope, table.entity, now).slot
+            for table in wanted
+        }
+        ran_at = _all_ran_at(connection, list(slots.values()))
+        firsts = [first_orphan_run(now, ran_at.get(slots[table.id])) for table in wanted]
+        # Together: a warehouse may have thousands, and nobody else writes meanwhile.
+        made = self.queue.enqueue(
+            [
+                NewTask(
+                    REMOVE_ORPHAN_FILES,
+                    scope,
+                    table.entity,
+                    first.at or now,
+                    Origin.COMMIT,
+                    first.reason,
+                )
+                for table, first in zip(wanted, firsts, strict=True)
+            ],
+            connection=connection,
+        )
+        return [
+            Outcome(table.id, REMOVE_ORPHAN_FILES, first, task)
+            for table, first, task in zip(wanted, firsts, made, strict=True)
+        ]
 
     def _follow(
         self,
@@ -234,3 +255,20 @@ def _optimize(
 
 def _ran_at(connection: sa.Connection, slot: str) -> datetime | None:
     return connection.scalar(sa.select(SLOT.c.ran_at).where(SLOT.c.slot == slot))
+
+
+def _all_ran_at(connection: sa.Connection, slots: Sequence[str]) -> dict[str, datetime | None]:
+    found: dict[str, datetime | None] = {}
+    for first in range(0, len(slots), CHUNK):
+        chosen = SLOT.c.slot.in_(slots[first : first + CHUNK])
+        query = sa.select(SLOT.c.slot, SLOT.c.ran_at).where(chosen)
+        found |= {row.slot: row.ran_at for row in connection.execute(query)}
+    return found
+
+
+def _wants_orphans_gone(table: TableEntity, stored: Mapping[str, Any]) -> bool:
+    try:
+        return exclusion(REMOVE_ORPHAN_FILES, table.properties, stored, table.type) is None
+    except RequestRefused:
+        # No config is refused because of one table's property that cannot be read.
+        return False

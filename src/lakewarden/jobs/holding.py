@@ -16,6 +16,8 @@ from threading import Event, Lock, Thread
 from typing import Any, Self
 from uuid import UUID
 
+import sqlalchemy as sa
+
 from lakewarden.errors import ErrorKind, Interrupted, StorageError
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import TaskTakenOver
@@ -183,12 +185,15 @@ class Holding:
         *,
         rate: float | None = None,
         successor: NewTask | None = None,
+        along: Callable[[sa.Connection], None] | None = None,
     ) -> None:
         """Report that a task is done, unless it is somebody else's by now."""
         words, told = self._hidden(claim, message, result)
         self.report(
             claim,
-            lambda: self.queue.succeed(claim, words, result=told, rate=rate, successor=successor),
+            lambda: self.queue.succeed(
+                claim, words, result=told, rate=rate, successor=successor, along=along
+            ),
         )
 
     def fail(

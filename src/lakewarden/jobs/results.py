@@ -161,9 +161,11 @@ def orphans_message(result: Mapping[str, Any]) -> str:
 def optimize_message(row: Row) -> str:
     if row.skipped is not None:
         return f"nothing was done: {row.skipped}"
+    put_off = f"{row.deferred} groups of files were put off: they are beyond max-bytes"
     if not row.committed:
-        return "nothing was worth rewriting"
+        return put_off if row.deferred else "nothing was worth rewriting"
     return (
         f"{row.fragments_removed} files became {row.fragments_added}"
         f"{', indices are up to date' if row.reindexed else ''}"
+        f"{f'; {put_off}' if row.deferred else ''}"
     )

@@ -15,6 +15,8 @@ from threading import Event
 from typing import Any
 from uuid import UUID
 
+import sqlalchemy as sa
+
 from lakewarden.errors import ErrorKind, LakewardenError, NotFound
 from lakewarden.jobs import results, successors
 from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings, exclusion
@@ -203,11 +205,11 @@ class Runner:
         try:
             found = self._look(source, claim)
         except NotFound as error:
-            holding.succeed(claim, "the table is gone", results.skipped(error.message))
+            self._end_of_gone(holding, claim, error)
             return None
         except RequestRefused as error:
             if error.kind is ErrorKind.NOT_FOUND:
-                holding.succeed(claim, "the table is gone", results.skipped(error.message))
+                self._end_of_gone(holding, claim, error)
             else:
                 holding.fail(claim, f"{error.name}: {error.message}", results.failure_in(error))
             return None
@@ -219,6 +221,16 @@ class Runner:
             holding.succeed(claim, f"nothing was done: {found.message}", told)
             return None
         return found
+
+    def _end_of_gone(self, holding: Holding, claim: Claim, error: LakewardenError) -> None:
+        """End the task of a table that is not there, and let it be looked at should it be back."""
+
+        def forget(connection: sa.Connection) -> None:
+            assert claim.entity.id is not None
+            self.warehouses.forget_commit(connection, claim.entity.id)
+
+        told = results.skipped(error.message)
+        holding.succeed(claim, "the table is gone", told, along=forget)
 
     def _look(self, source: Source, claim: Claim) -> InHand | RequestRefused:
         """Return what applies to a table now, or why its queue does not concern it."""
