@@ -250,14 +250,14 @@ def test_what_was_rewritten_for_a_try_that_failed_is_not_committed_without_its_f
         if asked == 1 and not reserved:
             lake.write("t", 9000)
             raise Conflict(ErrorKind.CONFLICT, "db.t was changed by somebody else")
-        taken = take(table, before, after)
+        taken: Pin = take(table, before, after)
         if asked == 1:
             lake.write("t", 9000)
         return taken
 
     with place.visiting() as visit:
         opened: Any = visit.opened(job)
-        session = opened.changes._lance  # noqa: SLF001  # where clients ask for versions
+        session = opened.changes._lance  # where clients ask for versions
         take, session.take = session.take, outrun_once
         assert job.commit(opened, results).outrun
         visit.withdraw(job)
