@@ -104,7 +104,7 @@ def test_nothing_is_lost_whatever_call_fails(faults: Faults, when: When) -> None
     calls = faults.calls
     assert calls > 20
     # By default a few, others each time the number of calls changes; the nightly profile fails each.
-    step = 1 if NIGHTLY else max(1, calls // 4)
+    step = 1 if NIGHTLY else max(1, calls // 2)
     for number in range(1 + (when == "after") * (step // 2), calls + 1, step):
         faults.reset()
         trouble: object

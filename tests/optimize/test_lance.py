@@ -269,6 +269,24 @@ def test_an_overwrite_meanwhile_wins(tuner: Tuner, tmp_path: Path) -> None:
     assert left == set()
 
 
+def test_rows_stay_and_can_be_written_after_cleanup_and_optimize(
+    tuner: Tuner, clean: Any, tmp_path: Path
+) -> None:
+    """XM-9."""
+    table = in_pieces(tmp_path / "t.lance")
+    tables.index(table)
+    before = rows(lance.dataset(str(table)))
+    clean(table, keep=1)
+    assert tuner.run(alone(table)).failed == []
+    clean(table, keep=1)
+    assert rows(lance.dataset(str(table))) == before
+    add(table, 600)
+    tables.delete(table, "id = 3")
+    found = lance.dataset(str(table))
+    assert found.count_rows() == 699
+    assert found.to_table(filter="id = 605").num_rows == 1
+
+
 # -- what is left alone ----------------------------------------------------------------------------
 
 
