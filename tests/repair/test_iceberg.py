@@ -146,6 +146,12 @@ def statistics_of(table: Table, number: int) -> StatisticsFile:
     )  # fmt: skip
 
 
+def grow_and_drop_a_branch(table: Table, first: int) -> None:
+    table.manage_snapshots().create_branch(first, "side").commit()
+    table.append(id_rows(7), branch="side")
+    table.manage_snapshots().remove_branch("side").commit()
+
+
 BESIDE: dict[str, tuple[Callable[[Table, int], Any], list[str]]] = {
     "tag dropped": (
         lambda table, first: table.manage_snapshots().remove_tag("old").commit(),
@@ -160,11 +166,7 @@ BESIDE: dict[str, tuple[Callable[[Table, int], Any], list[str]]] = {
         ["snapshots are gone (1)"],
     ),
     "snapshot that no ref names": (
-        lambda table, first: (
-            table.manage_snapshots().create_branch(first, "side").commit(),
-            table.append(id_rows(7), branch="side"),
-            table.manage_snapshots().remove_branch("side").commit(),
-        ),
+        grow_and_drop_a_branch,
         ["snapshots came that main does not go through (1)"],
     ),
     "statistics set": (
