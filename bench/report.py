@@ -301,6 +301,26 @@ def jobs(found: dict[str, Any]) -> dict[str, str]:
     return {"JOBS-PICKUP": shown if lines else "Not measured yet."}
 
 
+def service(found: dict[str, Any]) -> dict[str, str]:
+    """Return the table on the HTTP API."""
+    lines = found.get("api", [])
+    shown = table(
+        ["database", "request", "clients", "requests/s", "median ms", "99 % below ms"],
+        [
+            [
+                line["database"],
+                line["request"],
+                str(line["clients"]),
+                f"{line['per_second']:,.0f}",
+                f"{line['median_ms']:.1f}",
+                f"{line['p99_ms']:.1f}",
+            ]
+            for line in lines
+        ],
+    )
+    return {"SERVICE-API": shown if lines else "Not measured yet."}
+
+
 def _commits(line: dict[str, Any]) -> str:
     return f"{line['per_second']:.1f} ({1000 * line['median']:.0f}, {1000 * line['worst']:.0f})"
 
@@ -410,6 +430,7 @@ def main() -> None:
         **warehouse(results.get("warehouse", {})),
         **optimize(results.get("optimize", {})),
         **jobs(results.get("jobs", {})),
+        **service(results.get("service", {})),
     }.items():
         text = text.replace(f"<{name}>", content)
     PAGE.write_text(text)

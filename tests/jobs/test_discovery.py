@@ -10,8 +10,8 @@ import pytest
 
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
 from lakewarden.jobs.sources import LanceDirectory, OwnTables, open_source
-from lakewarden.jobs.tasks import EntityType
-from lakewarden.jobs.warehouses import WarehouseKind
+from lakewarden.jobs.tasks import EntityType, TaskStatus
+from lakewarden.jobs.warehouses import Access, WarehouseKind
 from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
 from lakewarden.storage.store import Request, Store
@@ -166,3 +166,70 @@ def test_warehouse_that_cannot_be_read_does_not_hold_up_others(lab: Lab, tmp_pat
     assert lab.warehouses.tables(broken.info.id) == []
     (table,) = lab.warehouses.tables(fine.info.id)
     assert table.marker is not None
+
+
+def test_what_was_given_to_reach_a_warehouse_is_in_no_log_and_no_report(
+    lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "sk-7f3a91bc"
+    # A store's own words may repeat anything; here the place does.
+    place = lance_table(tmp_path / secret / "t.lance", 1)
+    access = Access({"aws_secret_access_key": secret})
+    warehouse = lab.register(WarehouseKind.LANCE, str(tmp_path / secret), access)
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    (task,) = warehouse.ask(EXPIRE_SNAPSHOTS)
+    for manifest in (place / "_versions").iterdir():
+        manifest.write_bytes(b"nonsense")
+    lab.discovery.detect(warehouse.info.id)
+    assert "could not be looked at: " in caplog.text
+    lab.run(EXPIRE_SNAPSHOTS)
+    details = warehouse.details(task)
+    assert details.info.status is TaskStatus.FAILED
+    assert "…/t.lance cannot be opened" in str(details.message)
+    assert secret not in f"{details} {caplog.text}"
+
+
+def test_damaged_table_keeps_no_other_from_being_found(lab: Lab, tmp_path: Path) -> None:
+    place = lance_table(tmp_path / "lake" / "bad.lance", 1)
+    good = lance_table(tmp_path / "lake" / "good.lance", 1)
+    lance.dataset(str(good)).update_config({"lakewarden.optimize.enabled": "true"})
+    for manifest in (place / "_versions").iterdir():
+        manifest.write_bytes(b"nonsense")
+    found = lab.lance(tmp_path / "lake").tables()
+    assert found.keys() == {"bad", "good"}
+    assert found["good"].properties == {"lakewarden.optimize.enabled": "true"}
+
+
+@pytest.mark.parametrize("looked", [True, False])
+def test_table_that_was_away_when_its_task_was_due_is_looked_after_again(
+    lab: Lab, tmp_path: Path, *, looked: bool
+) -> None:
+    lake = tmp_path / "lake"
+    lance_table(lake / "t.lance", 25)
+    lance_table(lake / "other.lance", 1)
+    warehouse = lab.lance(lake)
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    (first,) = [one.task_id for one in lab.discovery.detect(warehouse.info.id) if one.task_id]
+    (lake / "t.lance").rename(tmp_path / "away")
+    if looked:
+        lab.discovery.detect(warehouse.info.id)
+    assert lab.run(EXPIRE_SNAPSHOTS) == 1
+    assert warehouse.details(first).message == "the table is gone"
+    (tmp_path / "away").rename(lake / "t.lance")
+    (again,) = [one.task_id for one in lab.discovery.detect(warehouse.info.id) if one.task_id]
+    assert again != first
+
+
+def test_directory_that_is_empty_for_a_moment_loses_no_table(lab: Lab, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    lance_table(lake / "t.lance", 25)
+    warehouse = lab.lance(lake)
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    known = warehouse.tables()
+    lake.rename(tmp_path / "away")
+    lake.mkdir()
+    lab.discovery.detect_all()
+    assert [one.id for one in lab.warehouses.tables(warehouse.info.id)] == [known["t"].id]
+    lake.rmdir()
+    (tmp_path / "away").rename(lake)
+    assert any(one.task_id for one in lab.discovery.detect(warehouse.info.id))

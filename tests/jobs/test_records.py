@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
+from lakewarden.jobs.commits import Change, Commits
 from lakewarden.jobs.config_store import ConfigStore, StoredConfig
 from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import Database
@@ -98,6 +99,51 @@ def test_tables_keep_their_ids_when_they_come_and_go(warehouses: Warehouses) -> 
     assert (error.value.name, error.value.code) == ("NoSuchTableException", 404)
     assert [table.id for table in warehouses.refresh(lake, found("a", "b"))] == [one.id, two.id]
     assert warehouses.table(lake, EntityType.TABLE, one.id).active
+
+
+def test_a_table_that_is_back_is_looked_at_again(queue: TaskQueue, world: World) -> None:
+    warehouses, commits = Warehouses(queue.database, world), Commits(queue)
+    lake = warehouses.register("lake", WarehouseKind.ICEBERG, "c").id
+    scope = Scope(warehouse_id=lake)
+    one, two = warehouses.refresh(lake, found("a", "b"))
+    commits.record(scope, [Change(table.id, "m1", world.now()) for table in (one, two)])
+    warehouses.refresh(lake, found("b"))
+    warehouses.refresh(lake, found("a", "b"))
+    assert commits.unseen(scope, {one.id: "m1", two.id: "m1"}) == [one.id]
+
+
+def test_tables_do_not_all_vanish_at_once(
+    warehouses: Warehouses, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = warehouses.register("lake", WarehouseKind.ICEBERG, "c").id
+    known = warehouses.refresh(lake, found("a", "b"))
+    assert caplog.records == []
+    assert warehouses.refresh(lake, []) == known
+    assert warehouses.tables(lake) == known
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert str(lake) in caplog.text
+
+
+def test_tables_that_are_as_they_were_are_not_written_again(warehouses: Warehouses) -> None:
+    lake = warehouses.register("lake", WarehouseKind.ICEBERG, "c").id
+    names = [f"t{number:04}" for number in range(1200)]
+    first = warehouses.refresh(lake, found(*names))
+    assert len({table.id for table in first}) == 1200
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if statement != "BEGIN":
+            statements.append(statement.split(maxsplit=1)[0])
+
+    sa.event.listen(warehouses.database.engine, "before_cursor_execute", note)
+    try:
+        assert warehouses.refresh(lake, found(*names)) == first
+        assert set(statements) == {"SELECT"}
+        statements.clear()
+        warehouses.refresh(lake, found(*names[1:], "new"))
+        assert statements.count("INSERT") == statements.count("UPDATE") == 1
+    finally:
+        sa.event.remove(warehouses.database.engine, "before_cursor_execute", note)
 
 
 def test_a_table_is_looked_for_where_it_was_asked_for(warehouses: Warehouses) -> None:

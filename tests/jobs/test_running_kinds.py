@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import lance
 import pytest
 
+from lakewarden.jobs import results
 from lakewarden.jobs.log_cleanup import LogCleanup
 from lakewarden.jobs.queues import (
     EXPIRE_SNAPSHOTS,
@@ -17,7 +18,7 @@ from lakewarden.jobs.queues import (
 )
 from lakewarden.jobs.tasks import Origin, TaskStatus
 from lakewarden.jobs.warehouses import WarehouseKind
-from lakewarden.testing import invariants, tables
+from lakewarden.testing import iceberg, iceberg_oracle, invariants, tables
 from tests.jobs.lab import lance_table
 from tests.warehouse.cleaning import Lake, new_lake
 from tests.warehouse.survivors import survivors
@@ -120,6 +121,65 @@ def test_small_files_of_many_tables_become_few(lab: Lab, tmp_path: Path) -> None
         assert result["committed"] is True
     assert warehouse.result(tasks[2])["committed"] is False
     assert lance.dataset(str(calm)).version == 1
+
+
+@pytest.mark.parametrize(
+    ("origin", "config", "fragments"),
+    [
+        (Origin.MANUAL, {}, 1),
+        (Origin.MANUAL, {"min_files": 9}, 8),
+        (Origin.MANUAL, {"min_files": 8}, 1),
+        (Origin.COMMIT, {}, 8),
+    ],
+)
+def test_whoever_asks_by_hand_gets_what_the_format_can_do(
+    lab: Lab, tmp_path: Path, origin: Origin, config: dict[str, int], fragments: int
+) -> None:
+    place = tables.appended(tmp_path / "lake" / "t.lance", 8)
+    warehouse = lab.lance(tmp_path / "lake")
+    warehouse.configure(OPTIMIZE, **config)
+    (task,) = warehouse.ask(OPTIMIZE, origin=origin)
+    lab.run(OPTIMIZE)
+    assert warehouse.details(task).info.status is TaskStatus.SUCCESS
+    assert len(lance.dataset(str(place)).get_fragments()) == fragments
+    assert lance.dataset(str(place)).count_rows() == 24
+
+
+def test_small_files_of_an_iceberg_table_become_few(lab: Lab, tmp_path: Path) -> None:
+    names = ("small", "few")
+    made = [iceberg.create(iceberg.catalog(tmp_path), f"db.{name}") for name in names]
+    for table, files in zip(made, (6, 4), strict=True):
+        iceberg.grow(table, files)
+    before = [
+        (table.scan().to_arrow().to_pylist(), iceberg_oracle.fingerprints(table)) for table in made
+    ]
+    warehouse = lab.iceberg(tmp_path)
+    warehouse.configure(OPTIMIZE)
+    tasks = warehouse.ask(OPTIMIZE, *names)
+    lab.run(OPTIMIZE)
+    # Five are worth it to the format.
+    assert [warehouse.result(task)["committed"] for task in tasks] == [True, False]
+    for table, files, (rows, snapshots) in zip(made, (1, 4), before, strict=True):
+        table.refresh()
+        found = table.scan().to_arrow().sort_by("id").to_pylist()
+        assert found == sorted(rows, key=lambda row: row["id"])
+        assert len(list(table.scan().plan_files())) == files
+        iceberg_oracle.assert_intact(table, snapshots)
+
+
+def test_requests_of_a_run_are_shared_among_its_tasks(lab: Lab, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        lance_table(tmp_path / "lake" / f"{name}.lance", 4)
+    warehouse = lab.lance(tmp_path / "lake")
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    tasks = warehouse.ask(EXPIRE_SNAPSHOTS, "a", "b")
+    lab.run(EXPIRE_SNAPSHOTS)
+    found = [warehouse.result(task)["requests"] for task in tasks]
+    assert all(one["LIST"] > 0 and one["GET"] > 0 for one in found)
+    assert max(one["GET"] for one in found) - min(one["GET"] for one in found) <= 1
+    assert sum(one.get("DELETE", 0) for one in found) > 0
+    counted = {"GET": 7, "LIST": 1}
+    assert results.shares(counted, 3) == [{"GET": 3, "LIST": 1}, {"GET": 2}, {"GET": 2}]
 
 
 def test_log_of_tasks_is_cleaned_and_will_be_again(lab: Lab, tmp_path: Path) -> None:

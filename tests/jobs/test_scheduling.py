@@ -90,12 +90,10 @@ def test_an_interval_is_between_a_day_and_the_maximum(
     assert more <= found
 
 
-def test_orphans_have_gathered_since_the_last_run_or_since_the_oldest() -> None:
-    created, oldest = NOW - days(2), NOW - days(400)
+def test_orphans_have_gathered_since_the_last_run_or_since_the_table_is_known() -> None:
+    created = NOW - days(2)
     assert gathered_seconds(NOW, NOW - days(9), table_created_at=created) == 9 * DAY
     assert gathered_seconds(NOW, None, table_created_at=created) == 2 * DAY
-    found = gathered_seconds(NOW, None, table_created_at=created, oldest_orphan_at=oldest)
-    assert found == 400 * DAY
     assert gathered_seconds(NOW, NOW + days(1), table_created_at=created) == 1.0
 
 
@@ -134,12 +132,7 @@ class Table:
             left = [one for one in left if now - one[0] <= self.older_than]
             found = sum(size for _, size in gone)
             self.reclaimed += found
-            seconds = gathered_seconds(
-                now,
-                previous,
-                table_created_at=start,
-                oldest_orphan_at=gone[0][0] if gone else None,
-            )
+            seconds = gathered_seconds(now, previous, table_created_at=start)
             decision = after_orphan_run(OrphanRun(found, seconds), self.settings, now)
             self.runs.append(now)
             previous = now
@@ -350,11 +343,6 @@ def test_optimize_leaves_a_pause() -> None:
     assert recent.at == NOW + timedelta(minutes=50)
     assert "last run" in recent.reason
     assert optimize(found, OPTIMIZE, NOW, NOW - days(1)).at == NOW
-
-
-def test_optimize_foresees_when_there_will_be_enough() -> None:
-    decision = optimize(Fragmentation(4, 1000, 1 / 3600), OPTIMIZE, NOW)
-    assert decision.at == NOW + timedelta(hours=6)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 2**45), st.integers(2, 100), st.integers(0, 1000))

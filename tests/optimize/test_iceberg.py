@@ -111,6 +111,57 @@ def test_files_rewritten_for_nothing_are_gone(
     )
 
 
+class Racing(iceberg.LakeCatalog):
+    """A catalog on which somebody else appends before every commit, once it has made so many."""
+
+    fair: int = 10**9
+
+    def commit_table(self, table: Any, requirements: Any, updates: Any) -> Any:
+        self.fair -= 1
+        if self.fair < 0:
+            fair, self.fair = self.fair, 10**9
+            self.load_table(table.name()).append(some(10_000))
+            self.fair = fair
+        return super().commit_table(table, requirements, updates)
+
+
+def test_manifests_that_cannot_be_merged_cost_no_file(tuner: Tuner, tmp_path: Path) -> None:
+    """The files are committed first: if others are faster then, what is live must stay."""
+    settings = iceberg.catalog_properties(tmp_path / "lake")
+    (tmp_path / "lake").mkdir()
+    settings.pop("type")
+    catalog = Racing("lake", **settings)
+    with catalog:
+        catalog.create_namespace("db")
+        table = catalog.create_table(
+            "db.t", SCHEMA, properties={"commit.manifest.min-count-to-merge": "2"}
+        )
+        for at in range(8):
+            table.append(some(at * 10))
+        planned = tuner.plan(place(catalog))
+        assert planned.jobs[0].needed
+        catalog.fair = 1
+        receipt = tuner.execute(planned)
+        catalog.fair = 10**9
+        (row,) = receipt.rows
+        assert (row.committed, row.error) == (True, None)
+        found = catalog.load_table("db.t").scan().to_arrow().column("id").to_pylist()
+        assert [one for one in sorted(found) if one < 10_000] == list(range(80))
+
+
+def test_a_table_that_cannot_be_read_is_that_tables_trouble(tuner: Tuner, catalog: Catalog) -> None:
+    fill(catalog, "good")
+    bad = fill(catalog, "bad")
+    snapshot = bad.current_snapshot()
+    assert snapshot is not None
+    Path(snapshot.manifests(bad.io)[0].manifest_path.removeprefix("file://")).unlink()
+    receipt = tuner.run(place(catalog))
+    by_name = {row.table_key.rpartition(".")[2]: row for row in receipt.rows}
+    assert by_name["good"].committed
+    assert by_name["bad"].error is not None
+    assert receipt.exit_code is Exit.PARTIAL
+
+
 def test_only_files_that_may_hold_such_rows(tuner: Tuner, catalog: Catalog) -> None:
     fill(catalog, "t", 12)
     (row,) = tuner.run(place(catalog), where="id < 60").rows

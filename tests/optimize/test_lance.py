@@ -223,7 +223,9 @@ def test_a_task_that_lost_does_not_throw_away_the_others(tmp_path: Path) -> None
     assert len(results) == 3
     tables.delete(table, "id = 10")
     add(table, 900)
-    done = compacting.commit(lambda number: lance.dataset(str(table), version=number), results)
+    done = compacting.commit(
+        version, lambda number: lance.dataset(str(table), version=number), results
+    )
     assert list(done.lost) == results[:1]
     assert done.fragments_removed == 6
     after = lance.dataset(str(table))

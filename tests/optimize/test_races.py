@@ -18,7 +18,7 @@ import lance
 import pytest
 from hypothesis import settings
 
-from lakewarden.errors import ErrorKind, Exit
+from lakewarden.errors import Conflict, ErrorKind, Exit
 from lakewarden.maintenance.optimize import Receipt
 from lakewarden.maintenance.places import Together
 from lakewarden.testing import tables
@@ -29,7 +29,7 @@ from lakewarden.testing.invariants import (
     fingerprints,
 )
 from lakewarden.testing.processes import started
-from lakewarden.warehouse.manifest import Operation
+from lakewarden.warehouse.manifest import Operation, Pin, Table
 from lakewarden.warehouse.warehouse import Warehouse
 from tests.optimize.tuning import Lake, Tuner, add, alone, in_pieces, rows, some, unindexed
 from tests.warehouse.lakes import VERSIONS, Tampered
@@ -110,6 +110,7 @@ def check_calm(tuner: Tuner, place: Any, path: Path, changes: Sequence[Changed])
     found = lance.dataset(str(path))
     assert len(found.get_fragments()) <= 1
     assert [unindexed(found, name) for name in ("id_idx", "value_idx")] == [0, 0]
+    assert_no_live_file_missing(path)
     check_history(path, changes)
     check_answers(found)
     (row,) = tuner.run(place()).rows
@@ -231,6 +232,64 @@ def test_a_table_that_others_change_before_each_claim_is_left_out_soon(
 
 def rows_of(start: int) -> Counter[Any]:
     return Counter(tuple(row.values()) for row in some(start).to_pylist())
+
+
+@pytest.mark.parametrize("reserved", [False, True], ids=["before numbers are reserved", "after"])
+def test_what_was_rewritten_for_a_try_that_failed_is_not_committed_without_its_files(
+    tuner: Tuner, lake: Lake, reserved: bool
+) -> None:
+    """Lance takes the files away after the one failure, and leaves them after the other."""
+    lake.fill("t")
+    before, place, asked = rows(lake.open("t")), lake.place(), 0
+    (job,) = tuner.plan(place).jobs
+    results = [job.errand(piece).run() for piece in job.pieces]
+
+    def outrun_once(table: Table, before: Pin | None, after: Pin) -> Pin:
+        nonlocal asked
+        asked += 1
+        if asked == 1 and not reserved:
+            lake.write("t", 9000)
+            raise Conflict(ErrorKind.CONFLICT, "db.t was changed by somebody else")
+        taken: Pin = take(table, before, after)
+        if asked == 1:
+            lake.write("t", 9000)
+        return taken
+
+    with place.visiting() as visit:
+        opened: Any = visit.opened(job)
+        session = opened.changes._lance  # where clients ask for versions
+        take, session.take = session.take, outrun_once
+        assert job.commit(opened, results).outrun
+        visit.withdraw(job)
+    with place.visiting() as visit:
+        again = job.commit(visit.opened(job), results)
+    assert (list(again.lost), again.changed) == (([], True) if reserved else (results, False))
+    assert rows(lake.open("t")) == before + rows_of(9000)
+    assert_no_live_file_missing(lake.path("t"))
+    tuner.run(lake.place())
+    assert len(lake.open("t").get_fragments()) == 1
+    assert rows(lake.open("t")) == before + rows_of(9000)
+
+
+def test_a_table_whose_change_the_log_does_not_take_leaves_the_others_alone(
+    tuner: Tuner, lake: Lake
+) -> None:
+    """Lance has put the rewrite on top of an update of other rows; to the log these do not agree."""
+    for name in ("busy", "calm"):
+        lake.fill(name, 3)
+    place = lake.place()
+    jobs = tuner.plan(place).jobs
+    done = {job.key: [job.errand(piece).run() for piece in job.pieces] for job in jobs}
+    lake.write("busy", 5000)
+    with place.visiting() as visit:
+        lake.open("busy").update({"text": "'new'"}, where="id = 5001")
+        for job in jobs:
+            assert job.commit(visit.opened(job), done[job.key]).changed
+    assert visit.left_out == {"db.busy"}
+    assert visit.version is not None
+    assert len(lake.open("calm").get_fragments()) == 1
+    assert lake.open("busy").count_rows("text = 'new'") == 1
+    assert lake.open("busy").count_rows() == 400
 
 
 # -- two at once -----------------------------------------------------------------------------------

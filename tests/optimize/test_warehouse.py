@@ -128,6 +128,17 @@ def test_a_table_that_changed_before_the_publish_is_tried_again(tuner: Tuner, la
     assert messages[0] == "optimize"
 
 
+def test_a_table_that_is_dropped_meanwhile_holds_nobody_up(tuner: Tuner, lake: Lake) -> None:
+    lake.fill("gone")
+    lake.fill("there")
+    planned = tuner.plan(lake.place())
+    Warehouse.open(str(lake.root)).drop(("db", "gone"))
+    gone, there = tuner.execute(planned).rows
+    assert gone.error is not None
+    assert there.committed
+    assert len(lake.open("there").get_fragments()) == 1
+
+
 def test_on_a_branch_only_what_is_its_own(tuner: Tuner, lake: Lake) -> None:
     lake.fill("own")
     lake.fill("shared")

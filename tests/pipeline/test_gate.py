@@ -65,6 +65,8 @@ def test_what_is_late_is_left_and_tried_again(spark: SparkSession, tmp_path: Pat
     assert gate.asked > 2
     assert not any(path.exists() for path in left)
     assert receipt.removed.files_removed == 60
+    # What was gone before the time was over is told of once.
+    assert gate.told == {one.table_key: 60 for one in receipt.tables}
     assert [(one.error, one.failed_deletes) for one in receipt.tables] == [(None, 0)]
     invariants.assert_nothing_deletable_left(place)
     assert len(set(invariants.versions(place))) == 3

@@ -146,7 +146,8 @@ def statistics_of(table: Table, number: int) -> StatisticsFile:
     )  # fmt: skip
 
 
-def grow_and_drop_a_branch(table: Table, first: int) -> None:
+def aside(table: Any, first: int) -> None:
+    """Make a snapshot that no ref names any more."""
     table.manage_snapshots().create_branch(first, "side").commit()
     table.append(id_rows(7), branch="side")
     table.manage_snapshots().remove_branch("side").commit()
@@ -166,7 +167,7 @@ BESIDE: dict[str, tuple[Callable[[Table, int], Any], list[str]]] = {
         ["snapshots are gone (1)"],
     ),
     "snapshot that no ref names": (
-        grow_and_drop_a_branch,
+        aside,
         ["snapshots came that main does not go through (1)"],
     ),
     "statistics set": (

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lakewarden.jobs.commits import Change, Commits
 from tests.service.small import Service, refusal
 
 QUEUES = ("expire_snapshots", "remove_orphan_files", "optimize")
@@ -96,6 +97,32 @@ def test_a_config_that_cannot_be_used_changes_nothing(
     message = refusal(service.post(path, {"queue-config": config}), 400, "InvalidQueueConfig")
     assert next(iter(config)) in message
     assert service.get(path).json()["queue-config"] == {"mine": 1, "queue-name": queue}
+
+
+def test_a_config_counts_for_tables_that_nobody_writes_to(service: Service) -> None:
+    lake = service.warehouse(3)
+    commits, now = Commits(service.parts.queue), service.world.now()
+    commits.record(lake.scope, [Change(table, "m1", now) for table in lake.tables])
+    seen = dict.fromkeys(lake.tables, "m1")
+    assert commits.unseen(lake.scope, seen) == []
+    lake.enable("remove_orphan_files")
+    # The rest is the detector's to decide, which looks at every table now.
+    assert commits.unseen(lake.scope, seen) == lake.tables
+    assert {one["entity-name"][-1] for one in lake.listed()} == {"t000", "t001", "t002"}
+    assert {one["queue-name"] for one in lake.listed()} == {"remove_orphan_files"}
+    # Nothing is there twice, and a config that is refused wakes nobody.
+    commits.record(lake.scope, [Change(table, "m1", now) for table in lake.tables])
+    refused = {"queue-config": {"min-files": 1}}
+    refusal(service.post(path_of(lake, "optimize"), refused), 400, "InvalidQueueConfig")
+    assert commits.unseen(lake.scope, seen) == []
+    lake.enable("expire_snapshots")
+    assert len(lake.listed()) == 3
+
+
+def test_a_property_that_cannot_be_read_does_not_keep_a_config_out(service: Service) -> None:
+    lake = service.warehouse(2, {"lakewarden.remove-orphan-files.older-than-ms": "soon"})
+    lake.enable("remove_orphan_files")
+    assert lake.listed() == []
 
 
 def test_ages_that_a_worker_will_refuse_are_stored(service: Service) -> None:
@@ -225,3 +252,13 @@ def test_questions_that_have_no_answer(service: Service) -> None:
     refusal(nobody, 404, "NoSuchTableException")
     refusal(service.get(f"{base}/optimize/effective-config"), 400, "BadRequest")
     refusal(service.get(f"{base}/optimize/effective-config?table=db.t"), 400, "BadRequest")
+
+
+def test_switching_a_queue_on_wakes_its_tables_up(service: Service) -> None:
+    lake = service.warehouse(tables=3, properties={})
+    lake.enable("remove_orphan_files")
+    found = lake.listed()
+    assert [one["queue-name"] for one in found] == ["remove_orphan_files"] * 3
+    # The same again makes nothing twice.
+    lake.enable("remove_orphan_files")
+    assert lake.listed() == found

@@ -9,7 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from lakewarden.jobs.tasks import Failure
+from lakewarden.jobs.tasks import EntityType, Failure
+from lakewarden.jobs.warehouses import FoundTable
 from tests.service import shapes
 from tests.service.small import Lake, Service, refusal
 
@@ -82,7 +83,8 @@ def test_a_lance_table_is_no_table_of_iceberg(lake: Lake) -> None:
 
 
 def test_a_table_that_is_gone_is_not_there(service: Service, lake: Lake) -> None:
-    service.parts.warehouses.refresh(lake.id, [])
+    other = FoundTable(("db", "other"), EntityType.TABLE, "/nowhere/other")
+    service.parts.warehouses.refresh(lake.id, [other])
     refusal(schedule(lake, {"entity": lake.entity()}), 404, "NoSuchTableException")
 
 

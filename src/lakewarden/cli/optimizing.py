@@ -150,6 +150,8 @@ def optimize(
         deletions,
         None if max_bytes is None else parse_size(max_bytes),
     )
+    if where is not None:
+        _check_filter(where)
     request = operations.Request(rules, where, concurrency(os.environ))
     engine, options = read_engine(master, remote, conf), pairs(storage_option, "--storage-option")
     targeted = read_targets(targets, recursive, [], exclude)
@@ -165,6 +167,8 @@ def optimize(
         tuple(table),
         (targets[0], branch, tuple(exclude), log_database, storage_option) if whole else None,
     )
+    # Whatever is wrong with what was asked for shows before Spark starts.
+    place.keys()
     reading = conduct.start(engine, options, targeted, catalogs)
     planned = operations.plan(place, request, reading)
     if dry_run:
@@ -192,6 +196,19 @@ def _place(
     lake = conduct.open_catalogs(targets, properties)
     opener = opening(targets.iceberg.storage_options(lake) | options)
     return Alone(targets, opener, lake, only), lake
+
+
+def _check_filter(where: str) -> None:
+    """Refuse a filter that is none; whether a table has its columns shows with the table."""
+    from pyiceberg.expressions.parser import parse
+
+    try:
+        parse(where)
+    except Exception as error:  # the parser's own, and ValueError
+        raise UsageError(
+            ErrorKind.USAGE,
+            f"--where {where!r} is no filter; write it like: day >= '2026-11-01' AND region = 'eu'",
+        ) from error
 
 
 def concurrency(environ: Mapping[str, str]) -> int:

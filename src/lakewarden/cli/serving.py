@@ -154,6 +154,7 @@ def serve(
 
 def _run(application: FastAPI, work_on: str | None, listener: socket.socket) -> None:
     """Answer requests until somebody ends the process, and work on a database's tasks meanwhile."""
+    import signal
     from threading import Event
 
     import uvicorn
@@ -171,8 +172,16 @@ def _run(application: FastAPI, work_on: str | None, listener: socket.socket) -> 
         server_header=False,
         timeout_graceful_shutdown=30,
     )
+    server = uvicorn.Server(config)
+
+    def end(*_: object) -> None:
+        server.should_exit = True
+
+    # Uvicorn raises a signal that has ended it once more, and workers are still to be waited for.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         stop.set()
         if thread is not None:

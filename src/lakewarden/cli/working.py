@@ -86,7 +86,11 @@ def engine_of(session: Session) -> Callable[[], Engine]:
 
 def log_to_stderr() -> None:
     """Let what happens be read; of libraries only what is a warning."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    from lakewarden.service.logs import lasting_stderr
+
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=lasting_stderr()
+    )
     logging.getLogger("lakewarden").setLevel(logging.INFO)
 
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from lakewarden.expiry import SnapshotHistory
 from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, exclusion
-from lakewarden.jobs.config_store import read_config
+from lakewarden.jobs.config_store import ConfigStore, read_config
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
 from lakewarden.jobs.refusals import RequestRefused
@@ -105,6 +105,21 @@ class Commits:
                 seen |= {row.id: row.marker for row in connection.execute(query)}
         return [table for table in ids if table in seen and seen[table] != markers[table]]
 
+    def configure(
+        self,
+        scope: Scope,
+        queue: str,
+        config: object,
+        max_seconds_since_last_heartbeat: int | None = None,
+    ) -> None:
+        """Set a queue's config, and decide anew about the tables that it concerns."""
+        with self.queue.database.writing() as connection:
+            ConfigStore(self.queue.database).set_with(
+                connection, scope, queue, config, max_seconds_since_last_heartbeat
+            )
+            if scope.warehouse_id is not None:
+                self.reconsider_with(connection, scope)
+
     def reconsider(self, scope: Scope) -> list[Outcome]:
         """Decide anew about all tables of a warehouse: its config has changed.
 
@@ -112,20 +127,45 @@ class Commits:
         last commits are forgotten, so that the detector looks at every table.  Nobody has to write to
         a table to wake it up.
         """
-        mine = sa.and_(ENTITY.c.warehouse_id == scope.warehouse_id, ENTITY.c.active)
         with self.queue.database.writing() as connection:
-            now = self.queue.database.moment(connection)
-            stored = _configs(connection, scope)[REMOVE_ORPHAN_FILES]
-            connection.execute(sa.update(ENTITY).where(mine).values(marker=None))
-            query = sa.select(ENTITY).where(mine).order_by(ENTITY.c.id)
-            tables = [entity(row) for row in connection.execute(query).all()]
-            found = []
-            for table in tables:
-                if exclusion(REMOVE_ORPHAN_FILES, table.properties, stored, table.type) is None:
-                    slot = NewTask(REMOVE_ORPHAN_FILES, scope, table.entity, now).slot
-                    first = first_orphan_run(now, _ran_at(connection, slot))
-                    found.append(self._follow(connection, scope, table, REMOVE_ORPHAN_FILES, first))
-            return found
+            return self.reconsider_with(connection, scope)
+
+    def reconsider_with(self, connection: sa.Connection, scope: Scope) -> list[Outcome]:
+        """Do the same within a transaction of the caller's."""
+        mine = sa.and_(ENTITY.c.warehouse_id == scope.warehouse_id, ENTITY.c.active)
+        now = self.queue.database.moment(connection)
+        stored = _configs(connection, scope)[REMOVE_ORPHAN_FILES]
+        connection.execute(
+            sa.update(ENTITY).where(mine, ENTITY.c.marker.is_not(None)).values(marker=None)
+        )
+        query = sa.select(ENTITY).where(mine).order_by(ENTITY.c.id)
+        tables = [entity(row) for row in connection.execute(query)]
+        wanted = [table for table in tables if _wants_orphans_gone(table, stored)]
+        slots = {
+            table.id: NewTask(REMOVE_ORPHAN_FILES, scope, table.entity, now).slot
+            for table in wanted
+        }
+        ran_at = _all_ran_at(connection, list(slots.values()))
+        firsts = [first_orphan_run(now, ran_at.get(slots[table.id])) for table in wanted]
+        # Together: a warehouse may have thousands, and nobody else writes meanwhile.
+        made = self.queue.enqueue(
+            [
+                NewTask(
+                    REMOVE_ORPHAN_FILES,
+                    scope,
+                    table.entity,
+                    first.at or now,
+                    Origin.COMMIT,
+                    first.reason,
+                )
+                for table, first in zip(wanted, firsts, strict=True)
+            ],
+            connection=connection,
+        )
+        return [
+            Outcome(table.id, REMOVE_ORPHAN_FILES, first, task)
+            for table, first, task in zip(wanted, firsts, made, strict=True)
+        ]
 
     def _follow(
         self,
@@ -215,3 +255,20 @@ def _optimize(
 
 def _ran_at(connection: sa.Connection, slot: str) -> datetime | None:
     return connection.scalar(sa.select(SLOT.c.ran_at).where(SLOT.c.slot == slot))
+
+
+def _all_ran_at(connection: sa.Connection, slots: Sequence[str]) -> dict[str, datetime | None]:
+    found: dict[str, datetime | None] = {}
+    for first in range(0, len(slots), CHUNK):
+        chosen = SLOT.c.slot.in_(slots[first : first + CHUNK])
+        query = sa.select(SLOT.c.slot, SLOT.c.ran_at).where(chosen)
+        found |= {row.slot: row.ran_at for row in connection.execute(query)}
+    return found
+
+
+def _wants_orphans_gone(table: TableEntity, stored: Mapping[str, Any]) -> bool:
+    try:
+        return exclusion(REMOVE_ORPHAN_FILES, table.properties, stored, table.type) is None
+    except RequestRefused:
+        # No config is refused because of one table's property that cannot be read.
+        return False

@@ -358,6 +358,13 @@ class OptimizeSettings:
     min_interval_seconds: int
     min_files_saved_per_gib: int
     max_run_time_seconds: int
+    #: Whether anybody has said how many files are worth a run.
+    min_files_is_set: bool = True
+
+    @property
+    def min_files_by_hand(self) -> int | None:
+        """What counts if somebody asks for a run; None for as few as the format has it."""
+        return self.min_files if self.min_files_is_set else None
 
     @classmethod
     def of(cls, properties: Mapping[str, str], stored: Mapping[str, Any]) -> OptimizeSettings:
@@ -369,6 +376,7 @@ class OptimizeSettings:
             found["min-interval-seconds"].value,
             found["min-files-saved-per-gib"].value,
             found["max-run-time-seconds"].value,
+            found["min-files"].source is not Source.DEFAULT,
         )
 
 

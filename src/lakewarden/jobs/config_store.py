@@ -51,6 +51,18 @@ class ConfigStore:
 
         Tasks see it when they are picked; one that runs does not.
         """
+        with self.database.writing() as connection:
+            self.set_with(connection, scope, queue, config, max_seconds_since_last_heartbeat)
+
+    def set_with(
+        self,
+        connection: sa.Connection,
+        scope: Scope,
+        queue: str,
+        config: object,
+        max_seconds_since_last_heartbeat: int | None = None,
+    ) -> None:
+        """Do the same within a transaction of the caller's."""
         kind = queue_kind(queue)
         if kind.of_project != (scope.warehouse_id is None):
             whose = "project" if kind.of_project else "warehouse"
@@ -67,16 +79,15 @@ class ConfigStore:
                 f"max-seconds-since-last-heartbeat is {seconds}; it must be from 1 to {_HEARTBEAT_MAX}",
                 ErrorKind.QUEUE_CONFIG,
             )
-        with self.database.writing() as connection:
-            told = {"config": kept, "updated_at": self.database.moment(connection)}
-            if seconds is not None:
-                told["max_seconds_since_last_heartbeat"] = seconds
-            new = upsert(connection, TASK_CONFIG).values(
-                scope_id=scope.config_id, queue_name=queue, **told
-            )
-            connection.execute(
-                new.on_conflict_do_update(index_elements=["scope_id", "queue_name"], set_=told)
-            )
+        told = {"config": kept, "updated_at": self.database.moment(connection)}
+        if seconds is not None:
+            told["max_seconds_since_last_heartbeat"] = seconds
+        new = upsert(connection, TASK_CONFIG).values(
+            scope_id=scope.config_id, queue_name=queue, **told
+        )
+        connection.execute(
+            new.on_conflict_do_update(index_elements=["scope_id", "queue_name"], set_=told)
+        )
 
 
 def read_config(connection: sa.Connection, scope: Scope, queue: str) -> StoredConfig:

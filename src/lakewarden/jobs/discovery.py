@@ -9,25 +9,86 @@ one look for all its tables.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import UUID
 
-from lakewarden.errors import LakewardenError
+from lakewarden.errors import (
+    Damaged,
+    ErrorKind,
+    LakewardenError,
+    NotFound,
+    Refused,
+    StorageError,
+    UsageError,
+)
 from lakewarden.jobs.commits import Change, Commits, Outcome
-from lakewarden.jobs.sources import Source, open_source
+from lakewarden.jobs.refusals import RequestRefused
+from lakewarden.jobs.sources import Place, Source, open_source
 from lakewarden.jobs.tasks import Scope
-from lakewarden.jobs.warehouses import FoundTable, TableEntity, WarehouseInfo, Warehouses
+from lakewarden.jobs.warehouses import (
+    Access,
+    FoundTable,
+    TableEntity,
+    WarehouseInfo,
+    WarehouseKind,
+    Warehouses,
+)
 from lakewarden.pipeline.frames import concurrently
+from lakewarden.storage.location import Location
 
 _LOG = logging.getLogger("lakewarden.jobs")
 #: Catalogs and stores are asked about so many tables at the same time.
 TOGETHER = 16
 #: Tables that are looked at, and written down, together.
 _CHUNK = 200
+_TABLES_MAX = 100_000
+_CATALOG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+#: They name Python classes to be loaded: whoever sets them runs code in this process.
+_LOADS_CODE = re.compile(r"(?i)py-|.*[-.]impl$|auth\.")
 
 Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class NewPlace:
+    """Where a warehouse is that nobody has registered yet, in the only spelling that it has here."""
+
+    kind: WarehouseKind
+    location: str
+
+
+def check_place(kind: WarehouseKind, location: str, access: Access) -> NewPlace:
+    """Return the place of a warehouse, or refuse it; nothing is looked at."""
+    dangerous = sorted(name for name in access.catalog_properties if _LOADS_CODE.match(name))
+    if dangerous:
+        raise UsageError(
+            ErrorKind.USAGE,
+            f"{', '.join(dangerous)[:200]} may not be set here, for it names code to be loaded; put it "
+            "into the PyIceberg configuration of the service",
+        )
+    if kind is WarehouseKind.ICEBERG:
+        if not _CATALOG.fullmatch(location):
+            raise UsageError(
+                ErrorKind.USAGE,
+                "the location of an iceberg warehouse is the name of a catalog: letters, digits, - and _",
+            )
+        return NewPlace(kind, location)
+    if "://" not in location and not location.startswith("/"):
+        raise UsageError(
+            ErrorKind.USAGE, "the location is relative, and nobody knows to what; write it in full"
+        )
+    return NewPlace(kind, Location.parse(location).uri)
+
+
+def discover(place: Place, access: Access) -> list[FoundTable]:
+    """Return the tables of a place with what they say themselves, or raise WarehouseNotReadable."""
+    with _readable(access):
+        source = open_source(place, access)
+        return _with_properties(source, source.find())
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +99,30 @@ class Discovery:
     commits: Commits
 
     def refresh(self, warehouse_id: UUID) -> list[TableEntity]:
-        """Make known what tables a warehouse has now, and return them."""
-        return self._refresh(warehouse_id, self._source(self.warehouses.get(warehouse_id)))
+        """Make known what tables a warehouse has now and what they say, and return them.
+
+        Raises WarehouseNotReadable, and changes nothing then.
+        """
+        info, access = self.warehouses.get(warehouse_id), self.warehouses.access(warehouse_id)
+        with _readable(access):
+            source = open_source(info, access)
+            found = _with_properties(source, _found(source))
+        return self.warehouses.refresh(warehouse_id, found)
 
     def detect(self, warehouse_id: UUID) -> list[Outcome]:
         """Find tables that are new or gone, and those with new commits; queue what is worthwhile."""
-        info = self.warehouses.get(warehouse_id)
-        source = self._source(info)
-        tables = {one.id: one for one in self._refresh(warehouse_id, source)}
+        info, access = self.warehouses.get(warehouse_id), self.warehouses.access(warehouse_id)
+        with _readable(access):
+            source = open_source(info, access)
+            found = _found(source)
+        tables = {one.id: one for one in self._listed(info, found)}
         scope = Scope(info.project_id, info.id)
-        markers = _answers(source.marker, tables.values())
+        markers = _answers(source.marker, tables.values(), access)
         outcomes: list[Outcome] = []
         unseen = self.commits.unseen(scope, markers)
         for first in range(0, len(unseen), _CHUNK):
             chosen = [tables[number] for number in unseen[first : first + _CHUNK]]
-            looks = _answers(source.look, chosen)
+            looks = _answers(source.look, chosen, access)
             now = self.commits.queue.database.clock.now()
             changes = [
                 Change(
@@ -77,22 +147,57 @@ class Discovery:
             except LakewardenError as error:
                 _LOG.warning("warehouse %s could not be looked at: %s", info.name, error.message)
 
-    def _source(self, info: WarehouseInfo) -> Source:
-        return open_source(info, self.warehouses.access(info.id))
-
-    def _refresh(self, warehouse_id: UUID, source: Source) -> list[TableEntity]:
-        found = source.find()
+    def _listed(self, info: WarehouseInfo, found: Sequence[FoundTable]) -> list[TableEntity]:
         # A listing does not show properties; what was seen of them before still counts.
-        known = {one.name: one.properties for one in self.warehouses.tables(warehouse_id)}
-        with_properties = [
-            FoundTable(one.name, one.type, one.target, known.get(one.name, one.properties))
-            for one in found
-        ]
-        return self.warehouses.refresh(warehouse_id, with_properties)
+        known = {one.name: one.properties for one in self.warehouses.tables(info.id)}
+        told = [replace(one, properties=known.get(one.name, one.properties)) for one in found]
+        return self.warehouses.refresh(info.id, told)
+
+
+@contextmanager
+def _readable(access: Access) -> Iterator[None]:
+    """Say of what goes wrong that a warehouse cannot be read, without what was given to reach it."""
+    try:
+        yield
+    except LakewardenError as error:
+        raise RequestRefused(
+            ErrorKind.STORAGE if isinstance(error, StorageError) else error.kind,
+            "WarehouseNotReadable",
+            400,
+            f"the warehouse cannot be read: {access.hide(error.message)}",
+        ) from None
+    except Exception as error:  # noqa: BLE001  # a defect, but its words may hold what was given
+        said = access.hide(" ".join(f"{type(error).__name__}: {error}".split()))
+        raise LakewardenError(ErrorKind.CATALOG, f"looking for tables failed: {said}") from None
+
+
+def _found(source: Source) -> list[FoundTable]:
+    """Return the tables of a place that was there before: with nothing in it, it has none."""
+    try:
+        return source.find()
+    except NotFound:
+        return []
+
+
+def _with_properties(source: Source, found: Sequence[FoundTable]) -> list[FoundTable]:
+    if len(found) > _TABLES_MAX:
+        raise Refused(ErrorKind.USAGE, f"{len(found)} tables are too many for one warehouse")
+
+    def own(table: FoundTable) -> Mapping[str, str]:
+        try:
+            return source.properties(table)
+        except (Damaged, NotFound):
+            # Damage is told when something is done to the table; it may also just have gone.
+            return {}
+
+    properties = concurrently(own, found)
+    return [
+        replace(one, properties=dict(told)) for one, told in zip(found, properties, strict=True)
+    ]
 
 
 def _answers(
-    ask: Callable[[TableEntity], Answer], tables: Iterable[TableEntity]
+    ask: Callable[[TableEntity], Answer], tables: Iterable[TableEntity], access: Access
 ) -> Mapping[UUID, Answer]:
     """Ask about tables at the same time; what goes wrong with one is logged, the others go on."""
 
@@ -106,7 +211,8 @@ def _answers(
     listed: Sequence[TableEntity] = list(tables)
     for number, told in concurrently(answer, listed, TOGETHER):
         if isinstance(told, LakewardenError):
-            _LOG.warning("table %s could not be looked at: %s", number, told.message)
+            words = access.hide(told.message)
+            _LOG.warning("table %s could not be looked at: %s", number, words)
         else:
             found[number] = told
     return found

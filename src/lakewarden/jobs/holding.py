@@ -16,6 +16,8 @@ from threading import Event, Lock, Thread
 from typing import Any, Self
 from uuid import UUID
 
+import sqlalchemy as sa
+
 from lakewarden.errors import ErrorKind, Interrupted, StorageError
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import TaskTakenOver
@@ -46,6 +48,8 @@ class _Task:
     progress: float | None = None
     details: Mapping[str, Any] | None = None
     end: End | None = None
+    #: Takes out of a text what nobody may read.
+    hide: Callable[[str], str] = str
 
 
 @dataclass
@@ -79,6 +83,12 @@ class Holding:
             self._thread.join()
 
     # -- while it runs ---------------------------------------------------------------------------
+
+    def hide(self, claims: Sequence[Claim], hide: Callable[[str], str]) -> None:
+        """Let nothing be reported about these tasks but what is left by `hide`."""
+        for claim in claims:
+            if claim.task_id in self._tasks:
+                self._tasks[claim.task_id].hide = hide
 
     def limit(self, claim: Claim, seconds: float) -> None:
         """Let an attempt take so long from now on."""
@@ -175,12 +185,14 @@ class Holding:
         *,
         rate: float | None = None,
         successor: NewTask | None = None,
+        along: Callable[[sa.Connection], None] | None = None,
     ) -> None:
         """Report that a task is done, unless it is somebody else's by now."""
+        words, told = self._hidden(claim, message, result)
         self.report(
             claim,
             lambda: self.queue.succeed(
-                claim, message, result=result, rate=rate, successor=successor
+                claim, words, result=told, rate=rate, successor=successor, along=along
             ),
         )
 
@@ -192,9 +204,18 @@ class Holding:
         result: Mapping[str, Any] | None = None,
     ) -> None:
         """Report that an attempt has failed, unless the task is somebody else's by now."""
-        self.report(
-            claim, lambda: _ignored(self.queue.fail(claim, message, failure, result=result))
-        )
+        words, told = self._hidden(claim, message, result)
+        self.report(claim, lambda: _ignored(self.queue.fail(claim, words, failure, result=told)))
+
+    def _hidden(
+        self, claim: Claim, message: str, result: Mapping[str, Any] | None
+    ) -> tuple[str, Mapping[str, Any] | None]:
+        task = self._tasks.get(claim.task_id)
+        if task is None:
+            return message, result
+        hide = task.hide
+        told = {k: hide(v) if isinstance(v, str) else v for k, v in (result or {}).items()}
+        return hide(message), None if result is None else told
 
     def end_of(self, claim: Claim, end: End, result: Mapping[str, Any] | None = None) -> None:
         """Report why no more was done for a task, if that is to be reported."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from glob import escape
 from uuid import UUID
@@ -37,13 +37,23 @@ _PORTION_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
+class Done:
+    """What was done to each table, and the requests that it took for all of them."""
+
+    tables: Mapping[str, TableReceipt] = field(default_factory=dict)
+    requests: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Planned:
     """A plan, and what the pipeline calls each table."""
 
     source: Source
     keys: Mapping[UUID, str]
     rows: Mapping[str, TablePlan]
-    execute: Callable[[Gate, float | None], Mapping[str, TableReceipt]]
+    #: What making the plan cost.
+    requests: Mapping[str, int]
+    execute: Callable[[Gate, float | None], Done]
 
     def refresh(self) -> None:
         """Forget what was known of a warehouse of ours before the run."""
@@ -113,11 +123,11 @@ def _others(
     targets, keys = _targets(source, tables)
     plan = cleanup.plan(targets, request, reading, now=reading.clock.now())
 
-    def execute(gate: Gate, rate_limit: float | None) -> Mapping[str, TableReceipt]:
+    def execute(gate: Gate, rate_limit: float | None) -> Done:
         done = removal.execute(plan, reading, rate_limit=rate_limit, gate=gate)
-        return {one.table_key: one for one in done.tables}
+        return Done({one.table_key: one for one in done.tables}, done.requests)
 
-    return Planned(source, keys, _rows(plan.tables, keys), execute)
+    return Planned(source, keys, _rows(plan.tables, keys), plan.requests, execute)
 
 
 def _own(
@@ -139,15 +149,17 @@ def _own(
     asked = replace(request, tables=chosen)
     plan = warehouses.plan(source.warehouse, asked, reading, now=reading.clock.now())
 
-    def execute(gate: Gate, rate_limit: float | None) -> Mapping[str, TableReceipt]:
+    def execute(gate: Gate, rate_limit: float | None) -> Done:
         done = warehouses.execute(plan, reading, rate_limit=rate_limit, gate=gate)
         # Receipts call tables by their names.
         by_name = {one.table_key: one for one in done.tables}
-        return {
+        mine = {
             key: by_name[plan.names[key]] for key in keys.values() if plan.names.get(key) in by_name
         }
+        return Done(mine, done.requests)
 
-    return Planned(source, keys, _rows(plan.tables.tables, keys), execute)
+    rows = _rows(plan.tables.tables, keys)
+    return Planned(source, keys, rows, plan.tables.requests, execute)
 
 
 def _rows(found: Sequence[TablePlan], keys: Mapping[UUID, str]) -> dict[str, TablePlan]:
@@ -195,7 +207,11 @@ class Optimizing:
 
 
 def optimizing(
-    source: Source, tables: Sequence[TableEntity], settings: OptimizeSettings, reading: Reading
+    source: Source,
+    tables: Sequence[TableEntity],
+    settings: OptimizeSettings,
+    min_files: int | None,
+    reading: Reading,
 ) -> Optimizing:
     """Plan what is worth rewriting in all these tables."""
     place: Place
@@ -210,7 +226,5 @@ def optimizing(
         targets, keys = _targets(source, tables)
         assert isinstance(source, IcebergCatalog)
         place = Alone(targets, source.opener, source.lake)
-    rules = FileRules(
-        settings.target_file_size_bytes, settings.min_files, max_bytes=settings.max_bytes
-    )
+    rules = FileRules(settings.target_file_size_bytes, min_files, max_bytes=settings.max_bytes)
     return Optimizing(keys, optimize.plan(place, optimize.Request(rules), reading), reading)

@@ -368,7 +368,6 @@ def _claim(row: Row, slot: Row, now: datetime) -> Claim:
         data=row.task_data,
         config=row.config or {},
         previous_run_at=slot.ran_at,
-        previous_rate=slot.rate,
     )
 
 

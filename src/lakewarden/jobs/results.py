@@ -111,6 +111,18 @@ def orphans(
     }
 
 
+def shares(requests: Mapping[str, int], number: int) -> list[dict[str, int]]:
+    """Divide the requests of a run among its tasks: all shares together are all of them."""
+    return [
+        {
+            kind: count // number + (step < count % number)
+            for kind, count in sorted(requests.items())
+            if count // number + (step < count % number)
+        }
+        for step in range(number)
+    ]
+
+
 def scheduled(decision: Decision, at: datetime | None) -> dict[str, Any]:
     """Return what was decided about the next run."""
     return {
@@ -149,9 +161,11 @@ def orphans_message(result: Mapping[str, Any]) -> str:
 def optimize_message(row: Row) -> str:
     if row.skipped is not None:
         return f"nothing was done: {row.skipped}"
+    put_off = f"{row.deferred} groups of files were put off: they are beyond max-bytes"
     if not row.committed:
-        return "nothing was worth rewriting"
+        return put_off if row.deferred else "nothing was worth rewriting"
     return (
         f"{row.fragments_removed} files became {row.fragments_added}"
         f"{', indices are up to date' if row.reindexed else ''}"
+        f"{f'; {put_off}' if row.deferred else ''}"
     )

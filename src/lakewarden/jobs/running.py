@@ -15,13 +15,15 @@ from threading import Event
 from typing import Any
 from uuid import UUID
 
+import sqlalchemy as sa
+
 from lakewarden.errors import ErrorKind, LakewardenError, NotFound
 from lakewarden.jobs import results, successors
 from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings, exclusion
 from lakewarden.jobs.discovery import TOGETHER
 from lakewarden.jobs.holding import End, Holding
 from lakewarden.jobs.log_cleanup import LogCleanup
-from lakewarden.jobs.planning import Planned, optimizing, plan_expiry, plan_orphans
+from lakewarden.jobs.planning import Done, Planned, optimizing, plan_expiry, plan_orphans
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
 from lakewarden.jobs.refusals import RequestRefused
@@ -31,7 +33,7 @@ from lakewarden.jobs.warehouses import TableEntity, Warehouses
 from lakewarden.maintenance.deleting import Passage
 from lakewarden.maintenance.optimize import Row
 from lakewarden.maintenance.plan import TablePlan
-from lakewarden.maintenance.removal import TableReceipt
+from lakewarden.maintenance.removal import TableReceipt, added
 from lakewarden.maintenance.survey import Reading
 from lakewarden.pipeline.frames import concurrently
 from lakewarden.warehouse.warehouse import MANIFEST
@@ -68,6 +70,8 @@ class InHand:
     table: TableEntity
     look: Look
     settings: Settings
+    #: Its share of the requests that the run has made so far, by kind.
+    requests: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def min_snapshots(self) -> int:
@@ -75,6 +79,14 @@ class InHand:
         if not isinstance(self.settings, ExpireSettings) or self.claim.origin is Origin.MANUAL:
             return 0
         return self.settings.min_snapshots_to_expire
+
+    @property
+    def min_files(self) -> int | None:
+        """How many files are worth rewriting; whoever asks by hand wants what the format can do."""
+        if not isinstance(self.settings, OptimizeSettings):
+            return None
+        by_hand = self.claim.origin is Origin.MANUAL
+        return self.settings.min_files_by_hand if by_hand else self.settings.min_files
 
     @property
     def sharing(self) -> Hashable:
@@ -86,7 +98,7 @@ class InHand:
                 return self.settings.older_than, self.settings.dry_run
             case OptimizeSettings():
                 chosen = self.settings
-                return chosen.target_file_size_bytes, chosen.min_files, chosen.max_bytes
+                return chosen.target_file_size_bytes, self.min_files, chosen.max_bytes
 
 
 @dataclass(frozen=True)
@@ -172,7 +184,9 @@ class Runner:
     ) -> None:
         with _Reporting(holding, claims):
             assert number is not None
-            source = open_source(self.warehouses.get(number), self.warehouses.access(number))
+            access = self.warehouses.access(number)
+            holding.hide(claims, access.hide)
+            source = open_source(self.warehouses.get(number), access)
             hands = [
                 hand
                 for hand in concurrently(
@@ -191,11 +205,11 @@ class Runner:
         try:
             found = self._look(source, claim)
         except NotFound as error:
-            holding.succeed(claim, "the table is gone", results.skipped(error.message))
+            self._end_of_gone(holding, claim, error)
             return None
         except RequestRefused as error:
             if error.kind is ErrorKind.NOT_FOUND:
-                holding.succeed(claim, "the table is gone", results.skipped(error.message))
+                self._end_of_gone(holding, claim, error)
             else:
                 holding.fail(claim, f"{error.name}: {error.message}", results.failure_in(error))
             return None
@@ -207,6 +221,16 @@ class Runner:
             holding.succeed(claim, f"nothing was done: {found.message}", told)
             return None
         return found
+
+    def _end_of_gone(self, holding: Holding, claim: Claim, error: LakewardenError) -> None:
+        """End the task of a table that is not there, and let it be looked at should it be back."""
+
+        def forget(connection: sa.Connection) -> None:
+            assert claim.entity.id is not None
+            self.warehouses.forget_commit(connection, claim.entity.id)
+
+        told = results.skipped(error.message)
+        holding.succeed(claim, "the table is gone", told, along=forget)
 
     def _look(self, source: Source, claim: Claim) -> InHand | RequestRefused:
         """Return what applies to a table now, or why its queue does not concern it."""
@@ -268,10 +292,16 @@ class Runner:
             together = max(1, min(together, int(engine.rate_limit * lease)))
         going = {key: row.removal.files_removed for key, row in planned.rows.items()}
         door = Doorkeeper(holding, hands, together, going, few)
-        done: Mapping[str, TableReceipt] = {}
+        ended = Done()
         dry = isinstance(group.settings, OrphanSettings) and group.settings.dry_run
         if not dry and any(planned.rows[key].goes_ahead for key in hands if key not in few):
-            done = planned.execute(door, engine.rate_limit)
+            ended = planned.execute(door, engine.rate_limit)
+        done = ended.tables
+        shares = results.shares(added(planned.requests, ended.requests), len(hands))
+        hands = {
+            key: replace(hand, requests=added(hand.requests, share))
+            for (key, hand), share in zip(hands.items(), shares, strict=True)
+        }
         again = self._report_cleaned(holding, planned, hands, done, few)
         if again and attempts > 1:
             self._clean(holding, replace(group, hands=again), attempts - 1)
@@ -345,7 +375,8 @@ class Runner:
                     f"{row.removal.old_versions_removed} versions can go, fewer than the "
                     f"{hand.min_snapshots} that are worth a run"
                 )
-                message, result = f"nothing was done: {reason}", results.skipped(reason)
+                message = f"nothing was done: {reason}"
+                result = results.skipped(reason) | {"requests": dict(hand.requests)}
             elif row.skipped is not None:
                 message = f"nothing was done: {row.skipped}"
             result |= results.scheduled(after.decision, after.at)
@@ -356,7 +387,9 @@ class Runner:
     def _optimize(self, holding: Holding, group: Group, settings: OptimizeSettings) -> None:
         """Optimize all tables of a group, some at a time; those whose task has ended are left."""
         reading = self._reading(holding, group)
-        work = optimizing(group.source, [hand.table for hand in group.hands], settings, reading)
+        tables = [hand.table for hand in group.hands]
+        min_files = group.hands[0].min_files
+        work = optimizing(group.source, tables, settings, min_files, reading)
         hands = {work.keys[hand.table.id]: hand for hand in group.hands}
         claims = [hand.claim for hand in group.hands]
         for keys in work.portions():
@@ -430,5 +463,7 @@ def _is_few(row: TablePlan, hand: InHand) -> bool:
 def _result(hand: InHand, row: TablePlan, receipt: TableReceipt | None) -> dict[str, Any]:
     if isinstance(hand.settings, OrphanSettings):
         settings = hand.settings
-        return results.orphans(row, receipt, settings.older_than, dry_run=settings.dry_run)
-    return results.expired(row, receipt)
+        told = results.orphans(row, receipt, settings.older_than, dry_run=settings.dry_run)
+    else:
+        told = results.expired(row, receipt)
+    return told | {"requests": dict(hand.requests)}

@@ -48,20 +48,13 @@ class OrphanRun:
 
 
 def gathered_seconds(
-    now: datetime,
-    previous_run_at: datetime | None,
-    *,
-    table_created_at: datetime,
-    oldest_orphan_at: datetime | None = None,
+    now: datetime, previous_run_at: datetime | None, *, table_created_at: datetime
 ) -> float:
     """Return how long orphans had gathered when a run found them.
 
-    Before the first run nobody looked: since the oldest of them, or since the table is known.
+    Before the first run nobody looked: since the table is known.
     """
-    if previous_run_at is not None:
-        since = previous_run_at
-    else:
-        since = min(table_created_at, oldest_orphan_at or table_created_at)
+    since = table_created_at if previous_run_at is None else previous_run_at
     return max((now - since).total_seconds(), 1.0)
 
 
@@ -180,8 +173,6 @@ class Fragmentation:
     #: Files that are smaller than they should be, and their bytes.
     small_files: int
     small_bytes: int
-    #: How many come in a second, as far as anybody knows.
-    small_files_per_second: float = 0.0
 
 
 def optimize(
@@ -194,16 +185,9 @@ def optimize(
     earliest = now
     if previous_run_at is not None:
         earliest = max(now, previous_run_at + timedelta(seconds=settings.min_interval_seconds))
-    missing = settings.min_files - found.small_files
-    if missing > 0:
+    if found.small_files < settings.min_files:
         few = f"{found.small_files} small files of {settings.min_files} that are worth a run"
-        if found.small_files_per_second <= 0:
-            return Decision(None, few)
-        wait = timedelta(seconds=min(missing / found.small_files_per_second, 365 * DAY_SECONDS))
-        return Decision(
-            max(earliest, now + wait),
-            f"{few}; at {found.small_files_per_second:.3g} a second by then",
-        )
+        return Decision(None, few)
     target = settings.target_file_size_bytes or _TARGET_BYTES
     saved = found.small_files - max(-(-found.small_bytes // target), 1)
     # Reading anything costs something.

@@ -1,7 +1,7 @@
 """Where tables are found, and what a look at one of them shows: one class for each kind of warehouse.
 
-Storage is only read here.  `marker` names a table's last commit and costs one request; `look` opens
-the table's metadata, and nothing of its data.
+Storage and catalogs are only read here.  `marker` names a table's last commit and costs one request,
+`properties` one or two; `look` opens the table's metadata, and nothing of its data.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lakewarden.errors import NotFound
+from lakewarden.errors import ErrorKind, NotFound, Refused
 from lakewarden.expiry import SnapshotHistory
 from lakewarden.formats.iceberg.metadata import parse, unpacked
 from lakewarden.formats.iceberg.target import CatalogTarget
-from lakewarden.formats.lance import layout
+from lakewarden.formats.lance import layout, manifest
 from lakewarden.jobs.scheduling import Fragmentation
 from lakewarden.jobs.tasks import EntityType
-from lakewarden.jobs.warehouses import Access, FoundTable, TableEntity, WarehouseInfo, WarehouseKind
+from lakewarden.jobs.warehouses import Access, FoundTable, TableEntity, WarehouseKind
 from lakewarden.maintenance import fleet
-from lakewarden.maintenance.fleet import Targets
-from lakewarden.maintenance.places import Alone
 from lakewarden.model import MAIN, FileKind, Format
-from lakewarden.pipeline.frames import ReadStores
+from lakewarden.pipeline.frames import ReadStores, concurrently
 from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
 from lakewarden.storage.store import ReadStore
+from lakewarden.warehouse.warehouse import MANIFEST
 
 if TYPE_CHECKING:
     from lakewarden.formats.iceberg.catalog import Lake
@@ -36,6 +35,10 @@ if TYPE_CHECKING:
 
 #: The catalog property under which a warehouse of ours says where its log is, if not in the store.
 LOG_DATABASE = "lakewarden.log-database"
+#: A catalog that is not there is not made.
+_NO_CHANGE = {"init_catalog_tables": "false"}
+#: Levels of a directory in which Lance tables are looked for, its own included.
+_DEPTH_MAX = 4
 #: Iceberg's own: what a file should have, and from which share of that on it is left alone.
 _TARGET_SIZE = "write.target-file-size-bytes"
 _TARGET_BYTES = 512 << 20
@@ -55,6 +58,26 @@ class Look:
     fragmentation: Fragmentation | None = None
 
 
+class Place(Protocol):
+    """Where tables are: a warehouse that is registered, or one that somebody is about to."""
+
+    @property
+    def kind(self) -> WarehouseKind: ...
+
+    @property
+    def location(self) -> str: ...
+
+
+class Named(Protocol):
+    """A table, known already or just found."""
+
+    @property
+    def name(self) -> tuple[str, ...]: ...
+
+    @property
+    def target(self) -> str: ...
+
+
 class Source(Protocol):
     """The tables of one warehouse."""
 
@@ -64,7 +87,11 @@ class Source(Protocol):
         ...
 
     def find(self) -> list[FoundTable]:
-        """Return the tables that there are; their properties are not looked at."""
+        """Return the tables that there are, without properties; raise NotFound if nothing is there."""
+        ...
+
+    def properties(self, table: Named) -> Mapping[str, str]:
+        """Return what a table itself says; raise NotFound if it is gone."""
         ...
 
     def marker(self, table: TableEntity) -> str:
@@ -76,22 +103,22 @@ class Source(Protocol):
         ...
 
 
-def open_source(info: WarehouseInfo, access: Access) -> LanceDirectory | IcebergCatalog | OwnTables:
+def open_source(place: Place, access: Access) -> LanceDirectory | IcebergCatalog | OwnTables:
     """Return the tables of a warehouse, with what is needed to reach them."""
     options = dict(access.storage_options)
-    match info.kind:
+    match place.kind:
         case WarehouseKind.LANCE:
-            return LanceDirectory(Location.parse(info.location), Opener(options))
+            return LanceDirectory(Location.parse(place.location), Opener(options))
         case WarehouseKind.ICEBERG:
-            lake = fleet.open_lake(dict(access.catalog_properties))
-            reached = lake.storage_options(info.location) | options
-            return IcebergCatalog(info.location, lake, Opener(reached))
+            lake = fleet.open_lake({**_NO_CHANGE, **access.catalog_properties})
+            reached = lake.storage_options(place.location) | options
+            return IcebergCatalog(place.location, lake, Opener(reached))
         case WarehouseKind.LAKEWARDEN:
             from lakewarden.warehouse.warehouse import Warehouse  # noqa: PLC0415  # loads PyIceberg
 
             opener = Opener(options)
             database = access.catalog_properties.get(LOG_DATABASE)
-            found = Warehouse.open(info.location, opener=opener, database=database)
+            found = Warehouse.open(place.location, opener=opener, database=database)
             return OwnTables(found, opener)
 
 
@@ -106,23 +133,34 @@ class LanceDirectory:
     opener: Opener
 
     def find(self) -> list[FoundTable]:
-        place = Alone(Targets((), (self.location,)), self.opener)
-        try:
-            found = place.keys()
-        except NotFound:
-            return []
+        stores = ReadStores(self.opener)
+        names, files = stores(self.location).list_directory(self.location.path)
+        if not names and not files:
+            raise NotFound(
+                f"{self.location.uri} does not exist or is empty; check the path and the credentials"
+            )
+        if MANIFEST in names:
+            raise Refused(
+                ErrorKind.IN_WAREHOUSE,
+                f"{self.location.uri} is a warehouse of ours; register it as kind lakewarden",
+            )
         return [
-            FoundTable(self._name(Location.parse(uri)), EntityType.GENERIC_TABLE, uri)
-            for uri in found
+            FoundTable(self._name(table), EntityType.GENERIC_TABLE, table.uri)
+            for table in sorted(_tables_below(self.location, stores))
         ]
 
     def _name(self, table: Location) -> tuple[str, ...]:
         below = table.path[len(self.location.path) :].strip("/")
         return tuple(below.split("/")) if below else (table.path.rpartition("/")[2],)
 
+    def properties(self, table: Named) -> Mapping[str, str]:
+        place = Location.parse(table.target)
+        store = ReadStores(self.opener)(place)
+        return manifest.decode(store.get(_newest(place, store).key)).config
+
     def marker(self, table: TableEntity) -> str:
         place = Location.parse(table.target)
-        return _newest(place, ReadStores(self.opener)(place))
+        return _newest(place, ReadStores(self.opener)(place)).marker
 
     def look(self, table: TableEntity) -> Look:
         place = Location.parse(table.target)
@@ -131,8 +169,39 @@ class LanceDirectory:
         return _look_at_lance(place, ReadStores(self.opener)(place), (uri, None, options))
 
 
-def _manifests(place: Location, store: ReadStore) -> Iterator[tuple[str, int, datetime | None]]:
-    """Yield name, number and time of the versions of branch main, as they are listed."""
+def _tables_below(root: Location, stores: ReadStores) -> Iterator[Location]:
+    """Go down level by level; what is inside a table is not looked at."""
+    level = [root]
+    for _ in range(_DEPTH_MAX):
+        listed = concurrently(lambda place: stores(place).list_directory(place.path)[0], level)
+        below: list[Location] = []
+        for place, names in zip(level, listed, strict=True):
+            if "_versions" in names:
+                yield place
+            else:
+                below += [place.child(name) for name in names if not name.startswith(("_", "."))]
+        level = below
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """A version of branch main, as it is listed."""
+
+    key: str
+    number: int
+    modified: datetime | None
+
+    @property
+    def counts_down(self) -> bool:
+        return len(self.key.rpartition("/")[2].partition(".")[0]) == _DIGITS
+
+    @property
+    def marker(self) -> str:
+        """By its time, too, for a table that was made again counts anew."""
+        return f"{self.number}@{'' if self.modified is None else self.modified.isoformat()}"
+
+
+def _manifests(place: Location, store: ReadStore) -> Iterator[_Manifest]:
     begin = f"{place.path}/" if place.path else ""
     for batch in store.list(f"{begin}_versions"):
         columns = (batch.column(name).to_pylist() for name in ("key", "modified"))
@@ -140,21 +209,20 @@ def _manifests(place: Location, store: ReadStore) -> Iterator[tuple[str, int, da
             entry = layout.classify(key[len(begin) :])
             ours = entry.kind is FileKind.MANIFEST and entry.branch == MAIN
             if ours and entry.version is not None and not entry.detached:
-                yield key.rpartition("/")[2], entry.version, modified
+                yield _Manifest(key, entry.version, modified)
 
 
-def _newest(place: Location, store: ReadStore) -> str:
-    """Name the newest version: by its time, too, for a table that was made again counts anew."""
-    best: tuple[int, datetime | None] | None = None
-    for name, number, modified in _manifests(place, store):
-        if best is None or number > best[0]:
-            best = (number, modified)
-        if len(name.partition(".")[0]) == _DIGITS:
-            # Names count down, so the first is the newest: one page is enough.
+def _newest(place: Location, store: ReadStore) -> _Manifest:
+    best: _Manifest | None = None
+    for one in _manifests(place, store):
+        if best is None or one.number > best.number:
+            best = one
+        if one.counts_down:
+            # The first is the newest: one page is enough.
             break
     if best is None:
         raise NotFound(f"{place.uri} holds no Lance table any more")
-    return f"{best[0]}@{'' if best[1] is None else best[1].isoformat()}"
+    return best
 
 
 def _look_at_lance(
@@ -162,8 +230,8 @@ def _look_at_lance(
 ) -> Look:
     from lakewarden.formats.lance.condition import condition  # noqa: PLC0415  # loads pylance
 
-    marker = _newest(place, store)
-    written = [modified for _, _, modified in _manifests(place, store) if modified is not None]
+    marker = _newest(place, store).marker
+    written = [one.modified for one in _manifests(place, store) if one.modified is not None]
     found = condition(*opened)
     scattered = Fragmentation(found.small_files, found.small_bytes)
     return Look(marker, found.properties, None, written, scattered)
@@ -184,16 +252,23 @@ class IcebergCatalog:
         try:
             found = self.lake.tables(CatalogTarget(self.name))
         except NotFound:
+            # A catalog may be empty for now.
             return []
         return [FoundTable(one.parts, EntityType.TABLE, one.uri) for one in found]
+
+    def properties(self, table: Named) -> Mapping[str, str]:
+        return parse(*self._metadata(table)).properties
 
     def marker(self, table: TableEntity) -> str:
         return self.lake.locate(CatalogTarget.parse(table.target)).metadata_location
 
     def look(self, table: TableEntity) -> Look:
+        return look_at_metadata(*self._metadata(table))
+
+    def _metadata(self, table: Named) -> tuple[bytes, str]:
         pointer = self.lake.locate(CatalogTarget.parse(table.target))
         stores = ReadStores(Opener({**self.opener.options, **pointer.options}))
-        return look_at_metadata(self.lake.read(pointer, stores), pointer.metadata_location)
+        return self.lake.read(pointer, stores), pointer.metadata_location
 
 
 def look_at_metadata(data: bytes, location: str) -> Look:
@@ -237,6 +312,16 @@ class OwnTables:
             FoundTable(one.name, _type_of(one), one.location)
             for one in self.warehouse.read().tables()
         ]
+
+    def properties(self, table: Named) -> Mapping[str, str]:
+        view = self.warehouse.view(self.warehouse.known.manifest)
+        found = view.table(table.name)
+        pin = view.pins.get(found.id)
+        if pin is None or found.format is not Format.ICEBERG:
+            return found.properties
+        place = Location.parse(pin.path)
+        own = parse(self.opener(place).get(place.key), pin.path).properties
+        return {**own, **found.properties}
 
     def marker(self, table: TableEntity) -> str:
         _, pin = self.pinned(table)

@@ -77,7 +77,7 @@ def after_optimize(
     claim: Claim, table: TableEntity, settings: OptimizeSettings, row: Row, now: datetime
 ) -> Next:
     """Come back for what was put off; what is written meanwhile, commits tell of."""
-    if not row.committed or not row.deferred:
+    if not row.deferred:
         return Next(Decision(None, "nothing was put off"))
     at = now + timedelta(seconds=settings.min_interval_seconds)
     return _next(

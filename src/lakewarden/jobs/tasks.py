@@ -146,9 +146,8 @@ class Claim:
     data: Mapping[str, Any] = field(default_factory=dict)
     #: The queue's config as it was stored when the task was picked.
     config: Mapping[str, Any] = field(default_factory=dict)
-    #: When the last successful run in this slot ended, and what it saw.
+    #: When the last successful run in this slot ended.
     previous_run_at: datetime | None = None
-    previous_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

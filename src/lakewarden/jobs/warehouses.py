@@ -7,6 +7,7 @@ read by workers only; nothing that lists warehouses selects it, and its text sho
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,14 +22,23 @@ from lakewarden.jobs.database import Database
 from lakewarden.jobs.refusals import RequestRefused, not_found
 from lakewarden.jobs.schema import ENTITY, TASK, TASK_CONFIG, WAREHOUSE
 from lakewarden.jobs.tasks import DEFAULT_PROJECT, Entity, EntityType
-from lakewarden.jobs.transitions import Row, upsert
+from lakewarden.jobs.transitions import CHUNK, Row, upsert
 from lakewarden.world import Chance, ordered_id
 
+_LOG = logging.getLogger("lakewarden.jobs")
+#: What whoever finds a table says about it.
+_TOLD = ("type", "target", "properties", "active")
 _MISSING = {
     EntityType.TABLE: "NoSuchTableException",
     EntityType.VIEW: "NoSuchViewException",
     EntityType.GENERIC_TABLE: "NoSuchGenericTableException",
 }
+
+
+#: Shorter values stand in too many words that are no secrets.
+_SECRET_LENGTH_MIN = 4
+#: What is given to reach a warehouse, and tells nobody anything.
+_NO_SECRETS = frozenset({"true", "false", "rest", "hive", "glue", "in-memory"})
 
 
 class WarehouseKind(StrEnum):
@@ -52,6 +62,14 @@ class Access:
     def __repr__(self) -> str:
         names = sorted({*self.storage_options, *self.catalog_properties})
         return f"Access({', '.join(f'{name}=…' for name in names)})"
+
+    def hide(self, text: str) -> str:
+        """Take everything out of a text that was given for reaching a warehouse, but the place itself."""
+        catalog = {v for name, v in self.catalog_properties.items() if name != "warehouse"}
+        for value in sorted({*self.storage_options.values(), *catalog}, key=len, reverse=True):
+            if len(value) >= _SECRET_LENGTH_MIN and value not in _NO_SECRETS:
+                text = text.replace(value, "…")
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,33 +212,62 @@ class Warehouses:
         """Make known what tables a warehouse has now, and return them.
 
         A table that is back has the id that it had.  One that is gone is kept, but not active: no task
-        is made for it, and its tasks can still be read.
+        is made for it, and its tasks can still be read; its last commit is forgotten, so that it is
+        looked at when it is back.  If nothing at all is found where tables were, that is a mount or an
+        answer that is missing sooner than the end of all of them: nothing is changed then.
         """
+        listed = {one.key: one for one in found}
+        if not listed and self.tables(warehouse_id):
+            _LOG.warning(
+                "no table of warehouse %s was found, and there were some; they stay known: check that "
+                "its storage is there, or delete the warehouse",
+                warehouse_id,
+            )
+            return self.tables(warehouse_id)
+        with self.database.reading() as connection:
+            query = sa.select(ENTITY).where(ENTITY.c.warehouse_id == warehouse_id)
+            known = {row.key: row for row in connection.execute(query)}
+        gone = [row.id for key, row in known.items() if row.active and key not in listed]
+        # In one order, so that two that found the same do not wait for each other.
+        news = [one for key, one in sorted(listed.items()) if _differs(known.get(key), one)]
+        # Most of the time nothing is written; and never so much that others wait for long.
+        for first in range(0, len(gone), CHUNK):
+            self._deactivate(gone[first : first + CHUNK])
+        for first in range(0, len(news), CHUNK):
+            self._make_known(warehouse_id, news[first : first + CHUNK])
+        return self.tables(warehouse_id)
+
+    def _deactivate(self, ids: Sequence[UUID]) -> None:
+        away = sa.update(ENTITY).where(ENTITY.c.id.in_(ids)).values(active=False, marker=None)
+        with self.database.writing() as connection:
+            connection.execute(away)
+
+    def _make_known(self, warehouse_id: UUID, tables: Sequence[FoundTable]) -> None:
         with self.database.writing() as connection:
             now = self.database.moment(connection)
-            connection.execute(
-                sa.update(ENTITY).where(ENTITY.c.warehouse_id == warehouse_id).values(active=False)
-            )
-            for table in found:
-                told = {
+            rows = [
+                {
+                    "id": ordered_id(now, self.chance),
+                    "warehouse_id": warehouse_id,
+                    "name": list(table.name),
+                    "key": table.key,
+                    "created_at": now,
                     "type": table.type,
                     "target": table.target,
                     "properties": dict(table.properties),
                     "active": True,
                 }
-                new = upsert(connection, ENTITY).values(
-                    id=ordered_id(now, self.chance),
-                    warehouse_id=warehouse_id,
-                    name=list(table.name),
-                    key=table.key,
-                    created_at=now,
-                    **told,
-                )
-                connection.execute(
-                    new.on_conflict_do_update(index_elements=["warehouse_id", "key"], set_=told)
-                )
-            query = sa.select(ENTITY).where(ENTITY.c.warehouse_id == warehouse_id, ENTITY.c.active)
-            return [entity(row) for row in connection.execute(query.order_by(ENTITY.c.key))]
+                for table in tables
+            ]
+            new = upsert(connection, ENTITY).values(rows)
+            told = {name: new.excluded[name] for name in _TOLD}
+            connection.execute(
+                new.on_conflict_do_update(index_elements=["warehouse_id", "key"], set_=told)
+            )
+
+    def forget_commit(self, connection: sa.Connection, table_id: UUID) -> None:
+        """Forget which commit was seen last, so that the table is looked at again if it is back."""
+        connection.execute(sa.update(ENTITY).where(ENTITY.c.id == table_id).values(marker=None))
 
     def tables(self, warehouse_id: UUID) -> list[TableEntity]:
         """Return the tables that a warehouse has, by name."""
@@ -243,6 +290,13 @@ class Warehouses:
                 _MISSING[kind], f"there is no {kind} {entity_id} in this warehouse, or not any more"
             )
         return entity(row)
+
+
+def _differs(row: Row | None, table: FoundTable) -> bool:
+    if row is None:
+        return True
+    known = (row.type, row.target, row.properties, row.active)
+    return known != (table.type, table.target, dict(table.properties), True)
 
 
 def entity(row: Row) -> TableEntity:

@@ -3,7 +3,7 @@
 Who runs a plan unattended may lose the right to: it was asked to stop, or somebody else has taken its
 place because it was not heard of.  So a *gate* is asked before every batch, and its answer holds for a
 while only: whoever deletes looks at the clock before each request, and leaves what is late.  What was
-left is tried again, after another question.
+left is tried again, after another question, and that alone: every file counts once.
 """
 
 from __future__ import annotations
@@ -125,16 +125,29 @@ class Deleting:
         found = delete(chosen, self.plan.roots, self.reading.opening, pace).collect()
         self.costs.add_noted(found, "kind", "files")
         before = len(self.done)
-        if not self._note([row for row in found if row.note is None]):
+        rows = [row for row in found if row.note is None]
+        if not self._note(rows):
             return
         if len(self.done) > before:
             self._depth += 1
-            again = _halves(chosen, self._depth, in_order=in_order)
+            again = _halves(self._left(chosen, rows), self._depth, in_order=in_order)
         else:
             self._count_idle()
             again = [files]
         for part in again:
             self._batch(part, tables, tasks, in_order=in_order)
+
+    def _left(self, files: DataFrame, rows: Sequence[Row]) -> DataFrame:
+        """Return the files of a batch that are still there: what is gone must not be counted twice.
+
+        They are no more than a batch, which the gate keeps small.
+        """
+        left = [
+            (row.table_id, row.root_id, row.path, row.kind, row.bytes, row.version)
+            for row in rows
+            if row.outcome not in deletion.OVER
+        ]
+        return self.reading.spark.createDataFrame(left, files.select(*deletion.COLUMNS).schema)
 
     def _ready(self, tables: Mapping[int, TablePlan], *, in_order: bool) -> dict[int, TablePlan]:
         """Return the tables of which more may go; manifests wait for all that comes before them."""
@@ -177,7 +190,7 @@ class Deleting:
         late = any(row.outcome == LATE for row in rows)
         self._idle = self._idle if late else 0
         # What failed or was held is tried again with what was late, and counts then.
-        over = {Deletion.DELETED.value, Deletion.MISSING.value}
+        over = deletion.OVER
         self.done += [row for row in rows if not late or row.outcome in over]
         keys = {one.table_id: one.table_key for one in self.plan.tables}
         gone: dict[str, int] = {}

@@ -17,8 +17,15 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from lakewarden.errors import Conflict, ErrorKind, Exit, LakewardenError, UsageError
-from lakewarden.maintenance.places import Place, Skip, Visit
+from lakewarden.errors import (
+    Conflict,
+    ErrorKind,
+    Exit,
+    LakewardenError,
+    StorageError,
+    UsageError,
+)
+from lakewarden.maintenance.places import Measured, Place, Skip, Visit
 from lakewarden.maintenance.rewriting import Job, Outcome
 from lakewarden.maintenance.survey import Costs, Reading
 from lakewarden.packing import Rules, Shape, within
@@ -151,8 +158,20 @@ def _look(place: Place, key: str, request: Request) -> Job | Row:
             manifest_version=skip.pinned,
             lance_head_version=skip.head,
         )
-    except LakewardenError as error:
-        return _failed(Row(key), error)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is this table's
+        return _failed(Row(key), _in_a_line(error))
+
+
+def _in_a_line(error: Exception) -> LakewardenError:
+    """Return what went wrong with one table in our words: libraries raise all kinds of errors."""
+    if isinstance(error, LakewardenError):
+        return error
+    words = " ".join(str(error).split())[:300]
+    return StorageError(
+        ErrorKind.STORAGE,
+        f"{type(error).__name__}: {words}; what is committed of the table stands: look at it with "
+        "lakewarden repair",
+    )
 
 
 def _chosen(jobs: Sequence[Job], rules: Rules) -> tuple[list[Job], list[Row]]:
@@ -300,9 +319,10 @@ class _Run:
             # Nothing of it was committed; the next round sees what has changed.
             visit.withdraw(one.job)
             one.outcome = Outcome(lost=one.results or [])
-        except LakewardenError as error:
+        except Exception as error:  # noqa: BLE001  # the other tables go on
+            # What was rewritten may be committed, so it stays.
             visit.withdraw(one.job)
-            self._fail(one, error)
+            self._fail(one, _in_a_line(error))
             return False
         return True
 
@@ -333,8 +353,8 @@ class _Run:
     def _index_of(self, visit: Visit, one: _Table) -> errands.Errand[Any] | None:
         try:
             return one.job.index(visit.opened(one.job))
-        except LakewardenError as error:
-            self._fail(one, error)
+        except Exception as error:  # noqa: BLE001  # the other tables go on
+            self._fail(one, _in_a_line(error))
             return None
 
     def _index_one(self, visit: Visit, one: _Table) -> None:
@@ -343,17 +363,13 @@ class _Run:
         except Conflict:
             one.job.discard([], [one.told])
             one.told, one.outrun = None, True
-        except LakewardenError as error:
-            self._fail(one, error)
+        except Exception as error:  # noqa: BLE001  # the other tables go on
+            self._fail(one, _in_a_line(error))
 
     def _rewrite_rest(self, visit: Visit, tables: Sequence[_Table]) -> None:
         """Rewrite together what was apart because an index did not cover all of it."""
         rules = self._plan.request.rules
-        jobs = list(
-            concurrently(
-                lambda one: one.job.rest(visit.opened(one.job), rules), tables, self._at_once
-            )
-        )
+        jobs = list(concurrently(lambda one: self._rest_of(visit, one), tables, self._at_once))
         left = None if rules.max_bytes is None else rules.max_bytes - self._spent
         chosen, _ = within([piece for job in jobs for piece in job.pieces], left)
         wanted = {id(piece) for piece in chosen}
@@ -374,14 +390,21 @@ class _Run:
         for one, job in zip(tables, jobs, strict=True):
             self._commit_rest(visit, one, job)
 
+    def _rest_of(self, visit: Visit, one: _Table) -> Job:
+        try:
+            return one.job.rest(visit.opened(one.job), self._plan.request.rules)
+        except Exception as error:  # noqa: BLE001  # the other tables go on
+            self._fail(one, _in_a_line(error))
+            return replace(one.job, pieces=())
+
     def _commit_rest(self, visit: Visit, one: _Table, job: Job) -> None:
         if not one.rest:
             return
         assert one.outcome is not None
         try:
             rest = job.commit(visit.opened(job), one.rest)
-        except LakewardenError as error:
-            self._fail(one, error)
+        except Exception as error:  # noqa: BLE001  # the other tables go on
+            self._fail(one, _in_a_line(error))
             return
         job.discard(one.rest if rest.outrun else rest.lost)
         one.outcome += rest
@@ -424,7 +447,10 @@ class _Run:
         if isinstance(found, Row):
             row = self.rows[one.job.key]
             self.rows[one.job.key] = replace(
-                row, skipped=found.skipped, error=found.error, error_kind=found.error_kind
+                row,
+                skipped=found.skipped,
+                error=found.error or row.error,
+                error_kind=found.error_kind or row.error_kind,
             )
             return []
         allowed = sum(piece.bytes for piece in one.job.pieces)
@@ -453,8 +479,20 @@ class _Run:
         if not changed:
             return
         with self.costs.stage(self._reading, "measure", f"{len(changed):,} tables"):
-            shapes = concurrently(self._plan.place.measure, changed, self._at_once)
-            for key, (shape, pinned, head) in zip(changed, shapes, strict=True):
-                self.rows[key] = replace(
-                    self.rows[key], after=shape, manifest_version=pinned, lance_head_version=head
-                )
+            for key, seen in zip(
+                changed, concurrently(self._measured, changed, self._at_once), strict=True
+            ):
+                if seen is not None:
+                    shape, pinned, head = seen
+                    self.rows[key] = replace(
+                        self.rows[key],
+                        after=shape,
+                        manifest_version=pinned,
+                        lance_head_version=head,
+                    )
+
+    def _measured(self, key: str) -> Measured | None:
+        try:
+            return self._plan.place.measure(key)
+        except Exception:  # noqa: BLE001  # it may have been dropped since; what was done is done
+            return None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
@@ -148,6 +149,9 @@ class Alone:
         return list(chosen)
 
     def _paths(self) -> Iterator[Location]:
+        for place in (*self.targets.tables, *self.targets.directories):
+            if place.is_local and not Path(_uri(place)).exists():
+                raise NotFound(f"{place.uri} does not exist; check the path")
         yield from self.targets.tables
         for directory in self.targets.directories:
             yield from _tables_below(directory, ReadStores(self.opener))
@@ -367,8 +371,11 @@ class _Visit:
         return _Waiting(self.changes, self._table(job), self._lock)
 
     def withdraw(self, job: Job) -> None:
-        with self._lock:
-            self.changes.withdraw(self._table(job))
+        # Of a table that was dropped before we came there is nothing to take back.
+        table = self.changes.view.manifest.tables.get(self.ids[job.key])
+        if table is not None:
+            with self._lock:
+                self.changes.withdraw(table)
 
     def _table(self, job: Job) -> Table:
         return _table(self.changes.view, job.key, self.ids[job.key])

@@ -141,7 +141,7 @@ class LanceJob(Job):
 
     def commit(self, opened: Opened, results: Sequence[str]) -> Outcome:
         try:
-            done = compacting.commit(opened.lance, results)
+            done = compacting.commit(self.version, opened.lance, results)
         except LakewardenError:
             # Numbers that were reserved in a transaction are taken by others, and the like.
             if opened.outrun():
@@ -233,17 +233,22 @@ class IcebergJob(Job):
         done = rewriting.commit(opened.iceberg(), self.work, results, properties=_OURS)
         mine = [one for one in results if one.piece in done.committed]
         sources = {piece.number: piece.files for piece in self.work.pieces}
-        merged = None
-        if self.work.merge_manifests:
-            merged = rewriting.rewrite_manifests(
-                opened.iceberg(), self.work, properties=_OURS
-            ).snapshot_id
+        merged = self._merge(opened) if self.work.merge_manifests else None
         return Outcome(
             sum(sources[one.piece] for one in mine),
             sum(len(one.files) for one in mine),
             [one for one in results if one.piece in done.lost],
             done.snapshot_id is not None or merged is not None,
         )
+
+    def _merge(self, opened: Opened) -> int | None:
+        """Rewrite manifests, if nobody is in the way; the files are committed, whatever comes of it."""
+        try:
+            done = rewriting.rewrite_manifests(opened.iceberg(), self.work, properties=_OURS)
+        except Conflict:
+            # The next run finds them as they are.
+            return None
+        return done.snapshot_id
 
     def index(self, opened: Opened) -> None:  # noqa: ARG002  # Iceberg has none
         return None

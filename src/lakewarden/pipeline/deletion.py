@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -34,7 +34,8 @@ from lakewarden.storage.store import DELETE_BATCH_MAX, DeleteResult, Deletion
 from lakewarden.world import Clock
 
 Row = dict[str, Any]
-#: What became of the files of one table and kind.
+#: What became of the files of one table and kind.  A file that is left, where some may be late, has a
+#: row and a place of its own, so that it can be tried again.
 RECEIPTS = pa.schema(
     [
         ("table_id", pa.int32()),
@@ -44,15 +45,20 @@ RECEIPTS = pa.schema(
         ("bytes", pa.int64()),
         ("error", pa.string()),
         ("note", pa.string()),
+        ("root_id", pa.int32()),
+        ("path", pa.string()),
+        ("version", pa.int64()),
     ]
 )
-_COLUMNS = ("table_id", "root_id", "path", "kind", "size", "version")
+COLUMNS = ("table_id", "root_id", "path", "kind", "size", "version")
 #: Bulk requests one task keeps in flight.
 _BATCHES_IN_FLIGHT = 16
 #: What becomes of a manifest while something that it names is still there.
 HELD = "held"
 #: What becomes of files whose turn came when nobody was allowed to delete them any more.
 LATE = "late"
+#: What became of files that are not there any more.
+OVER = frozenset({Deletion.DELETED.value, Deletion.MISSING.value})
 #: Files that name others go after those, so that whoever resumes still finds what is left.
 _LATER = {
     FileKind.MANIFEST: 1,
@@ -79,7 +85,7 @@ def delete_content(
     files: DataFrame, roots: Sequence[Root], opening: Opening, pace: Pace
 ) -> DataFrame:
     """Delete files that name no others, in any order; returns RECEIPTS."""
-    cut = files.select(*_COLUMNS).coalesce(pace.tasks)
+    cut = files.select(*COLUMNS).coalesce(pace.tasks)
     return cut.mapInArrow(_deleter(roots, opening, pace), sql(RECEIPTS))
 
 
@@ -91,7 +97,7 @@ def delete_in_order(
     Manifests go one batch after the other, so that a crash leaves no gap below.  Those of a table
     of which something could not be deleted stay, and are reported as held.
     """
-    together = spread(files.select(*_COLUMNS), pace.tasks, "table_id")
+    together = spread(files.select(*COLUMNS), pace.tasks, "table_id")
     ordered = together.sortWithinPartitions(turn(), "version", "table_id", "path")
     return ordered.mapInArrow(_deleter(roots, opening, pace), sql(RECEIPTS))
 
@@ -111,7 +117,7 @@ def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace) -> Stage:
         rate = pace.keys_per_second / pace.tasks if pace.keys_per_second else None
         # Below a thousand keys a second, smaller batches keep the pace even.
         size = DELETE_BATCH_MAX if rate is None else max(1, min(DELETE_BATCH_MAX, int(rate)))
-        outcome: dict[tuple[object, ...], list[int]] = {}
+        outcome: dict[_Became, list[int]] = {}
         rows = (row for batch in incoming for row in batch.to_pylist())
         for in_order, part in groupby(rows, lambda row: _LATER.get(FileKind(row["kind"]), 0)):
             groups = _by_store(part, task, size)
@@ -120,13 +126,28 @@ def _deleter(roots: Sequence[Root], opening: Opening, pace: Pace) -> Stage:
             delete = task.delete_manifests if in_order else task.delete
             in_flight = 1 if rate is not None or in_order else _BATCHES_IN_FLIGHT
             for row, result, error in chain.from_iterable(concurrently(delete, groups, in_flight)):
-                total = outcome.setdefault((row["table_id"], row["kind"], result, error), [0, 0])
+                left = pace.until is not None and result not in OVER
+                place = (row["root_id"], row["path"], row["version"]) if left else (None,) * 3
+                became = _Became(row["table_id"], row["kind"], result, error, *place)
+                total = outcome.setdefault(became, [0, 0])
                 total[0] += 1
                 total[1] += row["size"] or 0
         yield from batches(_receipts(outcome), RECEIPTS)
         yield from request_notes(task.stores.requests(), RECEIPTS, "kind", "files")
 
     return delete_batches
+
+
+class _Became(NamedTuple):
+    """What files have in common that are counted together."""
+
+    table_id: int
+    kind: str
+    outcome: str
+    error: str
+    root_id: int | None
+    path: str | None
+    version: int | None
 
 
 class _Task:
@@ -201,13 +222,6 @@ def _paced(
         yield group
 
 
-def _receipts(outcome: Mapping[tuple[object, ...], list[int]]) -> Iterator[Row]:
-    for (table_id, kind, result, error), (files, size) in outcome.items():
-        yield {
-            "table_id": table_id,
-            "kind": kind,
-            "outcome": result,
-            "files": files,
-            "bytes": size,
-            "error": error,
-        }
+def _receipts(outcome: Mapping[_Became, list[int]]) -> Iterator[Row]:
+    for became, (files, size) in outcome.items():
+        yield {**became._asdict(), "files": files, "bytes": size}

@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from lakewarden.errors import Conflict, ErrorKind, LakewardenError, StorageError, UsageError
+from lakewarden.errors import Conflict, LakewardenError, StorageError, UsageError
 from lakewarden.jobs.refusals import RequestRefused
 from lakewarden.service.logs import without_secrets
 from lakewarden.world import fresh_id
@@ -142,13 +142,3 @@ def _problem(one: Mapping[str, Any]) -> str:
     elif one["type"].startswith("uuid"):
         message = "must be a UUID"
     return f"{where}: {message[:200]}"
-
-
-def not_reachable(error: LakewardenError) -> RequestRefused:
-    """Say that a warehouse cannot be read: its storage or catalog says no, not this service."""
-    return RequestRefused(
-        ErrorKind.STORAGE if isinstance(error, StorageError) else error.kind,
-        "WarehouseNotReadable",
-        400,
-        f"the warehouse cannot be read: {error.message}",
-    )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import TextIO
 
 from lakewarden.jobs.tokens import PREFIX
 
@@ -53,13 +55,30 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
+def lasting_stderr() -> TextIO:
+    """Return stderr as it is now: while Spark starts, what goes to the other one is Spark's.
+
+    It stays open until the process ends.
+    """
+    return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, encoding="utf-8")
+
+
 def log_to_stderr(level: str) -> None:
     """Send everything that is logged in this process to stderr, in this form."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(lasting_stderr())
     handler.setFormatter(JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # They log every statement and every request of theirs.
-    for chatty in ("sqlalchemy", "urllib3", "py4j", "alembic", "asyncio", "httpx", "httpcore"):
+    for chatty in (
+        "sqlalchemy",
+        "urllib3",
+        "py4j",
+        "pyiceberg",
+        "alembic",
+        "asyncio",
+        "httpx",
+        "httpcore",
+    ):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from lakewarden.jobs.commits import Commits
 from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.control import TaskControl
 from lakewarden.jobs.database import Database, open_database
+from lakewarden.jobs.discovery import Discovery
 from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.log_cleanup import LogCleanup
 from lakewarden.jobs.queue import TaskQueue
@@ -34,6 +36,14 @@ class Parts:
     warehouses: Warehouses
     tokens: Tokens
     audit: Audit
+
+    @property
+    def discovery(self) -> Discovery:
+        return Discovery(self.warehouses, self.commits)
+
+    @property
+    def commits(self) -> Commits:
+        return Commits(self.queue)
 
     def note(
         self,

@@ -58,13 +58,14 @@ def _write(
             f"the config of {queue[:100]} is larger than {_CONFIG_BYTES_MAX} bytes; nothing was changed",
             ErrorKind.QUEUE_CONFIG,
         )
-    parts.configs.set(scope, queue, given, body.max_seconds_since_last_heartbeat)
+    seconds = body.max_seconds_since_last_heartbeat
+    parts.commits.configure(scope, queue, given, seconds)
     # Only what the queue knows: whatever else was stored may be anything.
     known = {one.key for one in SETTINGS[queue]}
     context = {
         "queue_name": queue,
         "queue_config": {key: value for key, value in given.items() if key in known},
-        "max_seconds_since_last_heartbeat": body.max_seconds_since_last_heartbeat,
+        "max_seconds_since_last_heartbeat": seconds,
     }
     parts.note(request, "modify_task_queue_config", scope, context)
 

@@ -11,12 +11,12 @@ from fastapi import APIRouter, Query, Request, Response
 
 from lakewarden.expiry import ENCRYPTION_KEY, GC_ENABLED
 from lakewarden.jobs.config import SETTINGS
+from lakewarden.jobs.discovery import check_place, discover
 from lakewarden.jobs.listing import PAGE_SIZE, PAGE_SIZE_MAX
 from lakewarden.jobs.refusals import RequestRefused, bad_request
 from lakewarden.jobs.tasks import Scope
 from lakewarden.jobs.tokens import Role
 from lakewarden.jobs.warehouses import Access
-from lakewarden.service.discovery import check_place, discover
 from lakewarden.service.gate import MANAGEMENT, GuardedRoute, needs
 from lakewarden.service.parts import PartsOf
 from lakewarden.service.scopes import ProjectScope, WarehouseScope
@@ -58,14 +58,18 @@ def register(
     request: Request, parts: PartsOf, scope: ProjectScope, body: RegisterWarehouse
 ) -> RegisteredWarehouse:
     access = Access(body.storage_options, body.catalog_properties)
-    location = check_place(body.kind, body.location, access)
+    place = check_place(body.kind, body.location, access)
     # First: what cannot be read is not registered.
-    found = discover(body.kind, location, access)
+    found = discover(place, access)
     made = parts.warehouses.register(
-        body.warehouse_name, body.kind, location, access=access, project_id=scope.project_id
+        body.warehouse_name,
+        place.kind,
+        place.location,
+        access=access,
+        project_id=scope.project_id,
     )
     parts.warehouses.refresh(made.id, found)
-    context = {"name": made.name, "kind": made.kind.value, "location": location}
+    context = {"name": made.name, "kind": made.kind.value, "location": place.location}
     parts.note(request, "register_warehouse", Scope(scope.project_id, made.id), context)
     return RegisteredWarehouse(warehouse_id=made.id, tables=len(found))
 
@@ -142,10 +146,8 @@ def list_tables(
 )
 def refresh_tables(request: Request, parts: PartsOf, scope: WarehouseScope) -> RefreshedTables:
     assert scope.warehouse_id is not None
-    info = parts.warehouses.get(scope.warehouse_id)
-    found = discover(info.kind, info.location, parts.warehouses.access(info.id))
-    before = {one.id for one in parts.warehouses.tables(info.id)}
-    after = {one.id for one in parts.warehouses.refresh(info.id, found)}
+    before = {one.id for one in parts.warehouses.tables(scope.warehouse_id)}
+    after = {one.id for one in parts.discovery.refresh(scope.warehouse_id)}
     changes = {"added": len(after - before), "gone": len(before - after)}
     parts.note(request, "refresh_tables", scope, {"tables": len(after), **changes})
     return RefreshedTables(tables=len(after), **changes)

@@ -143,7 +143,9 @@ class Waiting:
         manifest = self.base.manifest
         if self.made:
             manifest = replace(manifest, tables={**manifest.tables, **self.made})
-        pins = {one.table: one.after for one in self.changes.values() if one.after is not None}
+        # Other threads may be changing other tables.
+        changes = list(self.changes.values())
+        pins = {one.table: one.after for one in changes if one.after is not None}
         return View(manifest, self.base.branch, {**self.base.pins, **pins})
 
     def take(self, change: Change) -> None:

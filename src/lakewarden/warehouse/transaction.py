@@ -140,10 +140,13 @@ class Changes:
         """Give up tables that are not what they were any more; tell whether there were any."""
         now = self.warehouse.view(self.warehouse.refresh().manifest, self.view.branch)
         there = {table.id for table in now.tables()}
+        # A client may have put its change on top of others' already, and the log not agree to that.
         moved = [
             change.table
             for change in changes
-            if change.table not in there or now.pins.get(change.table) != change.before
+            if change.table not in there
+            or now.pins.get(change.table) != change.before
+            or now.pins.get(change.table) != self.view.pins.get(change.table)
         ]
         for number in moved:
             self.withdraw(self.view.manifest.tables[number])

@@ -215,11 +215,18 @@ def _check_left(seen: Shape) -> None:
 # -- on the driver ---------------------------------------------------------------------------------
 
 
-def commit(opening: Opening, results: Sequence[str]) -> Committed:
+def commit(version: Version, opening: Opening, results: Sequence[str]) -> Committed:
     """Make a version of what workers have rewritten, but for what others have changed since."""
     kept = list(results)
     lost: list[str] = []
     while kept:
+        # Whoever tries results again must look: if Lance cannot reserve numbers for fragments it takes
+        # the files away (lance#6320) and says nothing; a version that names them could not be read.
+        there = _there(version, kept)
+        lost += [one for one in kept if one not in there]
+        kept = there
+        if not kept:
+            break
         parsed = [RewriteResult.from_json(one) for one in kept]
         read = opening(parsed[0].read_version)
         if len(_untouched(read, kept, parsed)) < len(kept):
@@ -238,6 +245,20 @@ def commit(opening: Opening, results: Sequence[str]) -> Committed:
         else:
             return Committed(done.fragments_removed, done.fragments_added, tuple(lost))
     return Committed(0, 0, tuple(lost))
+
+
+def _there(version: Version, results: Sequence[str]) -> list[str]:
+    """Return the results all of whose files are on storage."""
+    store, data = Opener(version.options)(version.location), version.location.child("data")
+    return [
+        result
+        for result in results
+        if all(
+            store.exists(data.child(file.path).key)
+            for fragment in RewriteResult.from_json(result).new_fragments
+            for file in fragment.files
+        )
+    ]
 
 
 def _untouched(head: Any, results: Sequence[str], parsed: Sequence[Any]) -> list[str]:
