@@ -7,6 +7,7 @@ from typing import Any
 
 import lance
 import pytest
+from pyiceberg.table.statistics import StatisticsFile
 from pyspark.sql import SparkSession
 
 from lakewarden.errors import LakewardenError
@@ -16,11 +17,12 @@ from lakewarden.maintenance.survey import Costs, Reading
 from lakewarden.storage.local import LocalStore
 from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
+from lakewarden.testing.iceberg import local
 from lakewarden.warehouse.lance import Namespace
 from lakewarden.world import SystemClock
 from tests.repair.mending import Mender, append, compact
 from tests.warehouse.cleaning import Cleaner, Lake, before, floor_here
-from tests.warehouse.lakes import dataset, id_rows, lance_ids, reopen, write
+from tests.warehouse.lakes import catalog, dataset, iceberg_ids, id_rows, lance_ids, reopen, write
 
 pytestmark = pytest.mark.spark
 
@@ -275,11 +277,52 @@ def test_metadata_that_is_missing_or_damaged_is_told(facts: Lake, mender: Mender
     plan = mender.plan()
     found = only(plan.findings, "unreadable_file")
     assert found.examples == (str(first),)
+    # Which snapshots it has, nobody can tell; which version it is, its place tells.
+    assert found.versions == ()
+    assert "that say what 1 version(s) need cannot be read (" in found.means
+    assert found.refs
     newest.unlink()
     found = {one.kind: one for one in mender.plan().findings}["missing_file"]
     assert found.examples == (str(newest),)
     assert "branch main" in found.refs
     assert "lakewarden restore" in found.next
+
+
+def test_no_advice_names_metadata_that_is_missing_however_much_is_missing_besides(
+    facts: Lake, mender: Mender
+) -> None:
+    """Five files are named, and what is current needs five that are missing itself."""
+    facts.iceberg("facts").append(id_rows(3))
+    metadata = local(facts.iceberg("facts").metadata_location)
+    then = set(parts(facts)["data"])
+    with facts.iceberg("facts").transaction() as changes:
+        for number in range(4, 9):
+            changes.append(id_rows(number))
+    for one in {*parts(facts)["data"]} - then:
+        one.unlink()
+    metadata.unlink()
+    found = only(mender.plan().findings, "missing_file")
+    assert (found.files, len(found.examples)) == (6, 5)
+    assert str(metadata) not in found.examples
+    version = int(found.next.partition("--version ")[2])
+    warehouse = reopen(facts.root)
+    assert set(found.refs) >= {"branch main", f"version {version + 1}", f"version {version + 2}"}
+    warehouse.restore(warehouse.read(version=version), ("db", "facts"))
+    assert iceberg_ids(catalog(facts.root)) == [1, 2]
+
+
+def test_why_a_file_cannot_be_looked_at_is_told(facts: Lake, mender: Mender) -> None:
+    table = facts.iceberg("facts")
+    current = table.current_snapshot()
+    assert current is not None
+    place = "nowhere://lake/a.stats"
+    told = {"snapshot-id": current.snapshot_id, "statistics-path": place, "blob-metadata": [],
+            "file-size-in-bytes": 1, "file-footer-size-in-bytes": 1}  # fmt: skip
+    table.update_statistics().set_statistics(StatisticsFile.model_validate(told)).commit()
+    found = only(mender.plan().findings, "unreadable_file")
+    assert found.examples == (place,)
+    assert found.versions == (current.snapshot_id,)
+    assert "nowhere" in found.means.partition("cannot be read (")[2]
 
 
 # -- tables in no warehouse ------------------------------------------------------------------------

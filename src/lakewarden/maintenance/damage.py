@@ -11,14 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from lakewarden.errors import LakewardenError
 from lakewarden.maintenance.survey import Costs, Reading, errors_in, list_fully
 from lakewarden.model import Format
 from lakewarden.pipeline import damage
-from lakewarden.pipeline.damage import MISSING, NOTE_CURRENT, UNREADABLE, VERSIONS, WRONG_SIZE
+from lakewarden.pipeline.damage import (
+    METADATA,
+    MISSING,
+    NOTE_CURRENT,
+    UNREADABLE,
+    VERSIONS,
+    WRONG_SIZE,
+)
 from lakewarden.pipeline.frames import NOTE_ERROR, NOTE_REQUESTS, frame, from_text, pin
 from lakewarden.pipeline.listing import Unit
 from lakewarden.storage.location import Location
@@ -186,9 +193,16 @@ def _summed(found: DataFrame) -> list[Row]:
             F.countDistinct("file").alias("files"),
             some.alias("examples"),
             F.sort_array(F.collect_set("version")).alias("versions"),
+            _metadata(F.col("what"), "file"),
+            F.min("why").alias("why"),
         )
         .collect()
     )
+
+
+def _metadata(what: Column, file: str) -> Column:
+    """Return the metadata among files that are broken: never more than there are versions."""
+    return F.collect_set(F.when(what == METADATA, F.col(file))).alias("metadata")
 
 
 def _unread(notes: DataFrame) -> list[Row]:
@@ -201,6 +215,7 @@ def _unread(notes: DataFrame) -> list[Row]:
             F.countDistinct("uri").alias("files"),
             F.slice(F.sort_array(F.collect_set("uri")), 1, EXAMPLES).alias("examples"),
             F.sort_array(F.collect_set("version")).alias("versions"),
+            _metadata(F.col("via"), "uri"),
             F.min("what").alias("why"),
         )
         .collect()
@@ -226,7 +241,7 @@ _MEANS = {
 
 def _needing(table: Checked, row: Any, current: Sequence[Row]) -> list[Version]:
     """Return the versions that need what is broken; of Iceberg, those whose refs name such a snapshot."""
-    numbers, uris = {*row.versions}, {*row.examples}
+    numbers, uris = {*row.versions}, {*row.metadata}
     if table.format is Format.LANCE:
         return [one for position, one in enumerate(table.versions) if position in numbers]
     naming = {one.uri for one in current if one.version in numbers}
@@ -236,9 +251,11 @@ def _needing(table: Checked, row: Any, current: Sequence[Row]) -> list[Version]:
 def _finding(table: Checked, row: Any, needing: Sequence[Version], broken: set[str]) -> Finding:
     lance = table.format is Format.LANCE
     numbers = {one.number for one in needing} if lance else {*row.versions} - {None}
-    noun = "version" if lance else "snapshot"
-    named = f"{noun} {min(numbers)}" if len(numbers) == 1 else f"{len(numbers)} {noun}s"
-    why = from_text(row.why).message if "why" in row else ""
+    # Of metadata that cannot be read, nobody can tell the snapshots.
+    noun = "version" if lance or not numbers else "snapshot"
+    count = len(numbers) or len(needing)
+    named = f"{noun} {min(numbers)}" if len(numbers) == 1 else f"{count} {noun}(s)"
+    why = from_text(row.why).message if row.why else ""
     refs = tuple(dict.fromkeys(ref for one in needing for ref in one.refs))
     return Finding(
         row.problem,

@@ -40,7 +40,8 @@ Row = dict[str, Any]
 MISSING, WRONG_SIZE, UNREADABLE = "missing_file", "wrong_size", "unreadable_file"
 #: A note: the snapshots that the refs of an Iceberg version name.
 NOTE_CURRENT = "current"
-_LIST, _MANIFEST = "list", "manifest"
+#: What a file is: the metadata of an Iceberg version itself, a list, a manifest.
+METADATA, _LIST, _MANIFEST = "metadata", "list", "manifest"
 #: The status of an entry whose file is not part of the snapshot any more.
 _DELETED = 2
 #: Versions in a row that one task reads.
@@ -130,7 +131,7 @@ def broken(needed: DataFrame, listed: DataFrame, opening: Opening) -> DataFrame:
 
 
 def attributed(found: DataFrame, every: DataFrame) -> DataFrame:
-    """Return broken files with every version that needs them.
+    """Return broken files with every version that needs them, what they are, and why if that is told.
 
     `every` holds, once for every version, the files of Lance tables and the lists and manifests of
     Iceberg tables.
@@ -141,7 +142,14 @@ def attributed(found: DataFrame, every: DataFrame) -> DataFrame:
         F.when(F.col("what") == _MANIFEST, F.col("uri")), F.col("via"), F.col("uri")
     )
     named = found.withColumn("through", through).select(
-        "table_id", "problem", F.col("uri").alias("file"), "size", "found", "through"
+        "table_id",
+        "problem",
+        F.col("uri").alias("file"),
+        "size",
+        "found",
+        "what",
+        "through",
+        F.col("note").alias("why"),
     )
     return named.join(
         by_version.withColumnRenamed("uri", "through"), on=["table_id", "through"], how="left"
@@ -171,7 +179,7 @@ def _opening(opening: Opening, names: Any) -> Stage:
             if row.get("format"):
                 # A version itself, which is needed, too; which one it is tells its place.
                 own = {"table_id": row["table_id"], "uri": row["uri"], "size": row["size"]}
-                yield from batches([own], NEEDED)
+                yield from batches([{**own, "what": METADATA}], NEEDED)
             yield from batches(_named(row, answer, names), NEEDED)
         yield from request_notes(stores.requests(), NEEDED, "uri", "size")
 
@@ -205,6 +213,9 @@ def _named(row: Row, answer: bytes | LakewardenError, names: Any) -> Iterator[Ro
 
 def _unread(row: Row, error: LakewardenError) -> Row:
     mark = {name: row.get(name) for name in ("table_id", "version", "uri")}
+    if row.get("format") == Format.ICEBERG.value:
+        # Which snapshots it has, nobody can tell.
+        mark |= {"version": None, "via": METADATA}
     return {**mark, "what": as_text(error), "note": NOTE_ERROR}
 
 
