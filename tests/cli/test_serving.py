@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lakewarden.errors import Refused
 from lakewarden.jobs.database import open_database
 from lakewarden.jobs.tokens import Audit, Role, Tokens
 from lakewarden.world import SystemChance
@@ -130,6 +131,25 @@ def test_small_answers_do_not_wait_for_larger_ones() -> None:
 
     with _listening("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_a_service_whose_workers_cannot_go_on_ends(tmp_path: Path) -> None:
+    from fastapi import FastAPI
+
+    from lakewarden.cli.serving import _listening, _run
+    from lakewarden.jobs.running import Engine
+    from lakewarden.jobs.worker import WorkerSettings
+
+    def nothing() -> Engine:
+        raise AssertionError("nobody needs Spark here")
+
+    # Nobody has migrated it.
+    settings = WorkerSettings(f"sqlite:///{tmp_path}/empty.db", nothing)
+    with (
+        _listening("127.0.0.1", 0) as listener,
+        pytest.raises(Refused, match="lakewarden migrate"),
+    ):
+        _run(FastAPI(), settings, listener)
 
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lakewarden.errors import UsageError
+from lakewarden.jobs.database import open_database
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, QUEUES, REMOVE_ORPHAN_FILES, TASK_LOG_CLEANUP
 from lakewarden.jobs.running import Engine
 from lakewarden.jobs.tasks import TaskStatus
@@ -17,6 +18,7 @@ from lakewarden.jobs.worker import WorkerSettings, run_workers, supervise
 from lakewarden.testing import invariants
 from lakewarden.world import SystemClock
 from tests.jobs.lab import lance_orphans, lance_table
+from tests.jobs.small import active
 
 if TYPE_CHECKING:
     from tests.jobs.lab import Lab
@@ -97,6 +99,36 @@ def test_loop_that_dies_is_started_again_and_the_others_go_on() -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert started == {"frail": 3, "steady": 1}
+
+
+def test_database_that_is_away_when_workers_start_is_waited_for(
+    template: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, stop = tmp_path / "later" / "tasks.db", Event()
+    settings = WorkerSettings(f"sqlite:///{place}", nothing, {TASK_LOG_CLEANUP: 1}, 0.1, 0)
+    thread = Thread(target=run_workers, args=(settings, stop))
+    thread.start()
+    try:
+        wait_until(lambda: "waiting for the database" in caplog.text)
+        place.parent.mkdir()
+        (tmp_path / "new").write_bytes(template.read_bytes())
+        (tmp_path / "new").rename(place)
+        database = open_database(settings.database_url)
+        wait_until(lambda: len(active(database)) == 1)
+        database.close()
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_workers_that_wait_for_a_database_end_when_they_are_told_to() -> None:
+    stop = Event()
+    thread = Thread(target=run_workers, args=(WorkerSettings(URL, nothing), stop))
+    thread.start()
+    stop.set()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 @pytest.mark.spark

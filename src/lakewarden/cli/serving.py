@@ -16,11 +16,10 @@ from lakewarden.errors import ErrorKind, Refused, UsageError
 from lakewarden.model import parse_duration
 
 if TYPE_CHECKING:
-    from threading import Event, Thread
-
     from fastapi import FastAPI
 
     from lakewarden.jobs.tokens import Audit, Principal, Tokens
+    from lakewarden.jobs.worker import WorkerSettings
 
 app = typer.Typer(help="Make, show and revoke tokens of the service.", no_args_is_help=True)
 
@@ -149,20 +148,20 @@ def serve(
         shown = f"[{address}]" if ":" in address else address
         access = "a token is needed" if authenticate else "this machine only, no token needed"
         output.to_stderr(f"serving  http://{shown}:{bound} ({access})")
-        _run(application, url if workers else None, listener)
+        _run(application, _workers(url) if workers else None, listener)
 
 
-def _run(application: FastAPI, work_on: str | None, listener: socket.socket) -> None:
-    """Answer requests until somebody ends the process, and work on a database's tasks meanwhile."""
+def _run(application: FastAPI, working: WorkerSettings | None, listener: socket.socket) -> None:
+    """Answer requests until somebody ends the process, and work on tasks meanwhile.
+
+    Workers that cannot go on end the process: whoever looks at its health must not believe that
+    tasks are done.
+    """
     import signal
-    from threading import Event
+    from threading import Event, Thread
 
     import uvicorn
 
-    stop = Event()
-    thread = None if work_on is None else _workers(work_on, stop)
-    if thread is not None:
-        thread.start()
     config = uvicorn.Config(
         application,
         # Ours logs, in our form; nobody stands before us whose headers say who calls.
@@ -172,7 +171,7 @@ def _run(application: FastAPI, work_on: str | None, listener: socket.socket) -> 
         server_header=False,
         timeout_graceful_shutdown=30,
     )
-    server = uvicorn.Server(config)
+    server, stop, failed = uvicorn.Server(config), Event(), list[Exception]()
 
     def end(*_: object) -> None:
         server.should_exit = True
@@ -180,27 +179,42 @@ def _run(application: FastAPI, work_on: str | None, listener: socket.socket) -> 
     # Uvicorn raises a signal that has ended it once more, and workers are still to be waited for.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
+
+    def work(settings: WorkerSettings) -> None:
+        from lakewarden.jobs.worker import run_workers
+
+        try:
+            run_workers(settings, stop)
+        except Exception as error:  # noqa: BLE001  # raised again by whoever waits for the thread
+            failed.append(error)
+        finally:
+            server.should_exit = True
+
+    thread = None
+    if working is not None:
+        thread = Thread(target=work, args=(working,), name="workers", daemon=True)
+        thread.start()
     try:
         server.run(sockets=[listener])
     finally:
         stop.set()
         if thread is not None:
             thread.join(_PATIENCE_SECONDS)
+    if failed:
+        raise failed[0]
 
 
-def _workers(database_url: str, stop: Event) -> Thread:
-    """Return a thread that runs tasks until `stop` is set."""
+def _workers(database_url: str) -> WorkerSettings:
+    """Return how this process works on tasks."""
     import os
-    from threading import Thread
 
     from lakewarden.cli.options import read_engine
     from lakewarden.cli.working import engine_of
-    from lakewarden.jobs.worker import WorkerSettings, run_workers
+    from lakewarden.jobs.worker import WorkerSettings
 
     # How many loops each queue has is the environment's to say, here as for lakewarden worker.
     engine = engine_of(read_engine(None, None, []))
-    settings = WorkerSettings.of(os.environ, database_url, engine)  # noqa: TID251
-    return Thread(target=run_workers, args=(settings, stop), name="workers", daemon=True)
+    return WorkerSettings.of(os.environ, database_url, engine)  # noqa: TID251
 
 
 def _listening(host: str, port: int) -> socket.socket:

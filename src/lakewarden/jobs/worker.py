@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from threading import Event, Lock, Thread
+from typing import TypeVar
 
 from lakewarden.errors import ErrorKind, StorageError, UsageError
 from lakewarden.jobs.commits import Commits
@@ -48,12 +49,17 @@ _WORKERS = 2
 _WORKERS_MAX = 64
 #: After an error of the database.
 _PAUSE_SECONDS = 5.0
+#: While it is away when workers start.
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
 #: Idle loops do not all ask at the same moment.
 _JITTER_MS = 500
 #: How often the supervisor looks at its loops.
 _LOOK_SECONDS = 0.5
 _INTERVAL = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(ms|s|m|h)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,10 @@ def _unreadable(name: str, text: str, wanted: str) -> UsageError:
 
 def run_workers(settings: WorkerSettings, stop: Event) -> None:
     """Work until `stop` is set; what runs then ends at the next place where it can, and is requeued."""
-    with closing(open_database(settings.database_url)) as database:
+    opened = _patiently(lambda: open_database(settings.database_url), stop)
+    if opened is None:
+        return
+    with closing(opened) as database:
         chance = SystemChance()
         queue, warehouses = TaskQueue(database, chance), Warehouses(database, chance)
         runner = Runner(queue, warehouses, _once(settings), stop)
@@ -127,11 +136,24 @@ def run_workers(settings: WorkerSettings, stop: Event) -> None:
             for step in range(number):
                 loops[f"{name}-{step + 1}"] = _Loop(queue, runner, name, settings, stop)
         if settings.workers.get(TASK_LOG_CLEANUP):
-            LogCleanup(queue).ensure()
+            _patiently(LogCleanup(queue).ensure, stop)
         if settings.detect_seconds:
             discovery = Discovery(warehouses, Commits(queue))
             loops["detect"] = _Watch(discovery, settings.detect_seconds, stop)
         supervise(loops, stop)
+
+
+def _patiently(work: Callable[[], Answer], stop: Event) -> Answer | None:
+    """Wait for a database that is away, longer each time; None if `stop` is set first."""
+    pause = _FIRST_PAUSE_SECONDS
+    while not stop.is_set():
+        try:
+            return work()
+        except StorageError as error:
+            _LOG.warning("waiting for the database: %s", error.message)
+            stop.wait(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+    return None
 
 
 def supervise(loops: Mapping[str, Callable[[], None]], stop: Event) -> None:
