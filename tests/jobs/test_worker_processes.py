@@ -153,6 +153,7 @@ def test_worker_that_was_frozen_past_its_heartbeat_deletes_nothing_more(
     assert_table_is_fine(table)
 
 
+@pytest.mark.nightly
 def test_task_of_a_worker_that_was_killed_ends_once_and_nothing_is_lost(
     lab: Lab, table: Path, task: tuple[Registered, UUID], tmp_path: Path
 ) -> None:

@@ -118,11 +118,8 @@ def check_calm(tuner: Tuner, place: Any, path: Path, changes: Sequence[Changed])
     assert lance.dataset(str(path)).version == found.version
 
 
-@pytest.mark.parametrize(
-    "stable",
-    [False, pytest.param(True, marks=pytest.mark.nightly)],
-    ids=["addresses", "stable ids"],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable ids"])
 def test_a_writer_without_pause_loses_nothing_to_optimize_in_a_loop(
     tuner: Tuner, tmp_path: Path, stable: bool
 ) -> None:
@@ -314,6 +311,7 @@ def test_two_optimizes_at_once_do_it_once(tuner: Tuner, lake: Lake, tmp_path: Pa
     assert len(found.get_fragments()) == 1
 
 
+@pytest.mark.nightly
 def test_an_optimize_of_another_process_does_no_harm(tuner: Tuner, lake: Lake) -> None:
     indexed(lake, "a")
     before = rows(lake.open("a"))
