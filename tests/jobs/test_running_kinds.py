@@ -26,7 +26,7 @@ from tests.warehouse.survivors import survivors
 if TYPE_CHECKING:
     from tests.jobs.lab import Lab, Registered
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 
 
 def filled(root: Path) -> Lake:

@@ -23,7 +23,7 @@ from tests.jobs.lab import lance_orphans, lance_table
 if TYPE_CHECKING:
     from tests.jobs.lab import Lab, Registered
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 
 #: Files that go within a second, between two questions, and in all.
 RATE, BATCH, ORPHANS = 20.0, 10, 120

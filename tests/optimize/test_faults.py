@@ -26,7 +26,7 @@ from lakewarden.testing.invariants import assert_all_versions_read, fingerprints
 from lakewarden.warehouse.warehouse import Warehouse
 from tests.optimize.tuning import Lake, Tuner, add, alone, in_pieces, rows, unindexed
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 
 NIGHTLY = settings.get_current_profile_name() == "nightly"
 NAMES = ("a", "b")

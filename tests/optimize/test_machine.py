@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from tests.optimize.tuning import Tuner, alone, rows
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 
 NIGHTLY = settings.get_current_profile_name() == "nightly"
 Rows = Counter[tuple[Any, ...]]

@@ -16,7 +16,7 @@ from lakewarden.warehouse.lance import Namespace
 from lakewarden.warehouse.warehouse import Warehouse
 from tests.optimize.tuning import Tuner, rows, some, unindexed
 
-pytestmark = [pytest.mark.spark, pytest.mark.s3]
+pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

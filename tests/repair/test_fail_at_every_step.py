@@ -18,7 +18,7 @@ from tests.repair.mending import Mender, append, compact, ids_at, row_of
 from tests.warehouse.cleaning import Lake
 from tests.warehouse.lakes import Failure, Opening, dataset, every_step, lance_ids, reopen
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.nightly]
 
 NIGHTLY = settings.get_current_profile_name() == "nightly"
 #: Every so many faults are followed by a rerun, which costs most.

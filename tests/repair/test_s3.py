@@ -16,7 +16,7 @@ from lakewarden.warehouse.warehouse import Warehouse
 from tests.cli.terminal import lakewarden
 from tests.warehouse.lakes import dataset, id_rows, write
 
-pytestmark = [pytest.mark.spark, pytest.mark.s3]
+pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.nightly]
 
 
 def test_a_warehouse_on_s3_is_looked_at_and_mended(spark: SparkSession) -> None:
