@@ -62,6 +62,7 @@ def run(*arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 def test_a_dry_run_changes_nothing_and_json_is_one_document(tmp_path: Path) -> None:
     table = in_pieces(tmp_path / "t.lance")
