@@ -13,10 +13,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 
 from lakewarden.errors import StorageError
 from lakewarden.jobs.database import Database, open_database
-from lakewarden.jobs.queue import BatchFence, Fence, TaskQueue
+from lakewarden.jobs.holding import Holding
+from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import TaskTakenOver
 from lakewarden.jobs.tasks import Claim, Failure
 from lakewarden.world import SystemChance, SystemClock
@@ -36,18 +38,21 @@ def delete(place: Path, claim: Claim, batch: int) -> None:
 
 
 def work(queue: TaskQueue, place: Path, claims: list[Claim], pause: float) -> None:
-    """Do a batch of tasks as a pipeline run does: in steps, with a fence before each."""
-    fence = BatchFence(queue, claims)
+    """Do a batch of tasks as a pipeline run does: in steps, asking before each."""
+    holding = Holding(queue, Event()).take(claims)
+    mine = claims
     for batch in range(BATCHES):
-        fence.check()
-        for claim in list(fence.claims):
-            if fence.holds(claim):
+        going, until = holding.check(mine)
+        mine = [claim for claim in mine if claim.task_id in going]
+        for claim in list(mine):
+            while claim in mine and CLOCK.now() >= until:
+                # Stopped in between: whose the tasks are is asked anew.
+                going, until = holding.check(mine)
+                mine = [one for one in mine if one.task_id in going]
+            if claim in mine:
                 delete(place, claim, batch)
-            else:
-                # Stopped in between: what was not deleted is found again by the next attempt.
-                fence.claims.remove(claim)
         CLOCK.sleep(pause)
-    for claim in fence.claims:
+    for claim in mine:
         with suppress(TaskTakenOver):
             if claim.attempt == 1 and claim.task_id.int % 10 == 0:
                 queue.fail(claim, "by chance", Failure.TRANSIENT)
@@ -71,17 +76,16 @@ def worker(queue: TaskQueue, place: Path, limit: str, pause: str) -> None:
 def victim(queue: TaskQueue, place: Path, pid: str) -> None:
     """Take a task, delete one batch, say so, and stop for as long as nobody wakes it up."""
     (claim,) = queue.pick(EXPIRE)
-    fence = Fence(queue, claim)
-    fence.check()
+    holding = Holding(queue, Event()).take([claim])
+    holding.check([claim])
     delete(place, claim, 0)
     (place / pid).write_text(str(os.getpid()))
     os.kill(os.getpid(), signal.SIGSTOP)
-    try:
-        fence.check()
+    going, _ = holding.check([claim])
+    if going:
         delete(place, claim, 1)
-    except TaskTakenOver as refusal:
-        held = fence.holds()
-        (place / f"{pid}.refused").write_text(f"{held} {refusal.message}")
+    else:
+        (place / f"{pid}.refused").write_text(str(holding.ended(claim)))
     with suppress(TaskTakenOver):
         queue.succeed(claim, "too late")
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from threading import Event
 from uuid import UUID
 
 import pytest
 
 from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import Database
+from lakewarden.jobs.holding import End, Holding
 from lakewarden.jobs.listing import TaskLists
-from lakewarden.jobs.queue import Fence, TaskQueue
+from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import RequestRefused, TaskTakenOver
 from lakewarden.jobs.tasks import Claim, Failure, Signal, TaskStatus
 from lakewarden.testing.simulation import World
@@ -42,7 +44,9 @@ def test_a_running_task_is_asked_to_stop_and_tried_again_later(
     claim = stopping(queue, control, world)
     assert status(database) == TaskStatus.STOPPING
     assert queue.heartbeat(claim) is Signal.STOP
-    assert Fence(queue, claim).check() is Signal.STOP
+    holding = Holding(queue, Event()).take([claim])
+    assert holding.check([claim])[0] == frozenset()
+    assert holding.ended(claim) == End("stopped on request", Failure.STOPPED)
     assert queue.fail(claim, "stopped on request", Failure.STOPPED) is TaskStatus.SCHEDULED
     assert queue.pick(EXPIRE) == []
     world.sleep(60)
@@ -100,8 +104,10 @@ def test_cancel_ends_a_task_in_any_state(
         assert queue.heartbeat(claim) is Signal.NOT_ACTIVE
         with pytest.raises(TaskTakenOver):
             queue.succeed(claim)
-        with pytest.raises(TaskTakenOver):
-            Fence(queue, claim).check()
+        holding = Holding(queue, Event()).take([claim])
+        assert holding.check([claim])[0] == frozenset()
+        # There is nothing to report.
+        assert holding.ended(claim) == End("it was cancelled, or somebody else has it")
     assert queue.enqueue([wanted(world.now())]) != [None]
 
 

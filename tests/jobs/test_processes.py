@@ -145,7 +145,7 @@ def test_a_worker_that_wakes_up_late_deletes_nothing(
     assert claim.attempt == 2
     os.kill(late.pid, signal.SIGCONT)
     assert late.wait(30) == 0
-    assert (place / "late.refused").read_text().startswith("False attempt 1 at task")
+    assert "somebody else has it" in (place / "late.refused").read_text()
     (lines,) = deletions(place).values()
     assert [(line["attempt"], line["batch"]) for line in lines] == [(1, 0)]
     queue.succeed(claim, "in time")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from threading import Barrier
+from threading import Barrier, Event
 from uuid import UUID
 
 import pytest
@@ -13,7 +13,8 @@ import pytest
 from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import Database, open_database
-from lakewarden.jobs.queue import BACKOFF_FIRST_SECONDS, LOST, BatchFence, Fence, TaskQueue
+from lakewarden.jobs.holding import Holding
+from lakewarden.jobs.queue import BACKOFF_FIRST_SECONDS, LOST, TaskQueue
 from lakewarden.jobs.queues import QUEUES
 from lakewarden.jobs.refusals import RequestRefused, TaskAlreadyActive, TaskTakenOver
 from lakewarden.jobs.tasks import Beat, Failure, Origin, Signal, TaskStatus
@@ -188,7 +189,6 @@ def test_a_lost_worker_has_nothing_to_say_any_more(
 ) -> None:
     late = picked(queue, world.now())
     queue.heartbeat(late, 0.5, {"files": 3})
-    fence = Fence(queue, late)
     world.sleep(HEARTBEAT)
     (taken,) = queue.pick(EXPIRE)
     assert (taken.attempt, taken.task_id) == (2, late.task_id)
@@ -196,7 +196,6 @@ def test_a_lost_worker_has_nothing_to_say_any_more(
 
     assert queue.heartbeat(late, 0.9, {"files": 9}) is Signal.NOT_ACTIVE
     for report in (
-        fence.check,
         lambda: queue.succeed(late, successor=wanted(world.now(), 7)),
         lambda: queue.fail(late, "late"),
     ):
@@ -226,37 +225,38 @@ def test_a_task_that_kills_its_workers_comes_to_an_end(
     assert [row.final for row in logged(database)] == [*[False] * (ATTEMPTS - 1), True]
 
 
-def test_a_fence_holds_no_longer_than_nobody_can_take_over(queue: TaskQueue, world: World) -> None:
-    fence = Fence(queue, picked(queue, world.now()))
-    assert not fence.holds()
-    assert fence.check() is Signal.CONTINUE
+def test_an_answer_holds_no_longer_than_nobody_can_take_over(
+    queue: TaskQueue, world: World
+) -> None:
+    claim = picked(queue, world.now())
+    holding = Holding(queue, Event()).take([claim])
     world.sleep(HEARTBEAT - 1)
-    assert fence.holds()
+    going, until = holding.check([claim])
+    assert going == {claim.task_id}
+    # Half of the time is for clocks that differ.
+    assert until == world.now() + timedelta(seconds=HEARTBEAT / 2)
+    world.sleep(HEARTBEAT - 1)
     assert queue.pick(EXPIRE) == []
     world.sleep(1)
-    assert not fence.holds()
     (taken,) = queue.pick(EXPIRE)
-    with pytest.raises(TaskTakenOver):
-        fence.check()
-    assert not fence.holds()
-    assert Fence(queue, taken).check() is Signal.CONTINUE
+    assert holding.check([claim])[0] == frozenset()
+    assert Holding(queue, Event()).take([taken]).check([taken])[0] == {taken.task_id}
 
 
-def test_a_fence_for_a_batch_leaves_out_what_others_have(queue: TaskQueue, world: World) -> None:
+def test_a_batch_goes_on_without_what_others_have(queue: TaskQueue, world: World) -> None:
     queue.enqueue([wanted(world.now(), number) for number in (1, 2, 3)])
-    one, two, three = queue.pick(EXPIRE, limit=3)
-    fence = BatchFence(queue, [one, two, three])
-    assert not fence.holds(one)
+    claims = one, two, three = queue.pick(EXPIRE, limit=3)
+    holding = Holding(queue, Event()).take(claims)
     world.sleep(HEARTBEAT - 1)
-    queue.heartbeat(one)
+    for claim in (one, three):
+        queue.heartbeat(claim)
     TaskControl(queue.database).control(LAKE, Action.STOP, [one.task_id])
     world.sleep(1)
-    taken = queue.pick(EXPIRE)
-    assert [claim.task_id for claim in taken] == [two.task_id]
-    assert fence.check() == {one.task_id: Signal.STOP, three.task_id: Signal.CONTINUE}
-    assert [fence.holds(claim) for claim in (one, two, three)] == [True, False, True]
-    world.sleep(HEARTBEAT)
-    assert not any(fence.holds(claim) for claim in (one, two, three))
+    assert [claim.task_id for claim in queue.pick(EXPIRE)] == [two.task_id]
+    assert holding.check(claims)[0] == {three.task_id}
+    ends = [holding.ended(claim) for claim in claims]
+    assert [end and end.failure for end in ends] == [Failure.STOPPED, None, None]
+    assert [end is None for end in ends] == [False, False, True]
 
 
 # -- done ----------------------------------------------------------------------------------------

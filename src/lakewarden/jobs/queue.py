@@ -256,63 +256,6 @@ class TaskQueue:
         return timedelta(seconds=seconds * (0.5 + self.chance.below(_STEPS) / _STEPS / 2))
 
 
-@dataclass(slots=True)
-class Fence:
-    """Stands before every deletion: lets only the worker pass that still has the task.
-
-    `check` renews the heartbeat, so that nobody can take the task over for `claim.heartbeat_seconds`
-    from then on.  No store knows about fences, so what was checked for must be done at once: `holds`
-    tells without asking whether that time is not over yet, by the worker's own steady clock.
-    """
-
-    queue: TaskQueue
-    claim: Claim
-    _until: float = float("-inf")
-
-    def check(self) -> Signal:
-        """Return CONTINUE or STOP; raise TaskTakenOver if the task is somebody else's, or nobody's."""
-        # Before the question, for the answer may take its time.
-        asked = self.queue.database.clock.elapsed()
-        signal = self.queue.heartbeat(self.claim)
-        if signal is Signal.NOT_ACTIVE:
-            self._until = float("-inf")
-            raise TaskTakenOver(_gone(self.claim))
-        self._until = asked + self.claim.heartbeat_seconds
-        return signal
-
-    def holds(self) -> bool:
-        """Tell whether nobody can have taken the task over since the last check."""
-        return self.queue.database.clock.elapsed() < self._until
-
-
-@dataclass(slots=True)
-class BatchFence:
-    """The same for all tasks of one pipeline run: one transaction for all, however many they are.
-
-    Whoever asks for each by itself spends, on SQLite, so long that others take its tasks over.
-    """
-
-    queue: TaskQueue
-    #: Those that are still this worker's, as far as it knows.
-    claims: list[Claim]
-    _asked: float = float("-inf")
-
-    def check(self) -> dict[UUID, Signal]:
-        """Return what each task is told; those that are not this worker's any more are left out."""
-        asked = self.queue.database.clock.elapsed()
-        signals = self.queue.heartbeats([Beat(claim) for claim in self.claims])
-        self._asked = asked
-        self.claims = [
-            claim for claim in self.claims if signals[claim.task_id] is not Signal.NOT_ACTIVE
-        ]
-        return {claim.task_id: signals[claim.task_id] for claim in self.claims}
-
-    def holds(self, claim: Claim) -> bool:
-        """Tell whether nobody can have taken this task over since the last check."""
-        age = self.queue.database.clock.elapsed() - self._asked
-        return claim in self.claims and age < claim.heartbeat_seconds
-
-
 def _gone(claim: Claim) -> str:
     return (
         f"attempt {claim.attempt} at task {claim.task_id} is not this worker's any more: it was "
