@@ -111,7 +111,7 @@ def optimize(
         str, typer.Option("--branch", metavar="NAME", help="A warehouse: on this branch.")
     ] = MAIN,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done and what it gains.")
+        bool, typer.Option("--dry-run", help="Show what would be done and what it gains; rewrite nothing.")
     ] = False,
     recursive: RecursiveOpt = False,
     exclude: ExcludeOpt = [],
@@ -265,7 +265,7 @@ def _plan_lines(planned: Plan) -> list[str]:
         if row.deferred:
             lines.append(f"later    {output.count_text(row.deferred, 'group')} beyond --max-bytes")
     lines += _others(planned.rows, todo)
-    return [*lines, "dry run: nothing was changed; leave out --dry-run to do it"]
+    return [*lines, "dry run: nothing was rewritten; leave out --dry-run to do it"]
 
 
 def _receipt_lines(receipt: Receipt) -> list[str]:

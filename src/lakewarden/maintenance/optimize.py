@@ -494,5 +494,8 @@ class _Run:
     def _measured(self, key: str) -> Measured | None:
         try:
             return self._plan.place.measure(key)
-        except Exception:  # noqa: BLE001  # it may have been dropped since; what was done is done
+        except Exception as error:  # noqa: BLE001  # it may have been dropped since
+            # What was done is done; only what it has become is not known.
+            told = _in_a_line(error).message
+            self._reading.progress("measure", f"{key} could not be measured: {told}")
             return None
