@@ -52,8 +52,8 @@ _ROW = 8 * (_COLUMNS + 1)
 
 
 def build(base: Path, mib: int, files: int, *, index: bool = True) -> Path:
-    """Build a Lance table of small fragments, with an index that does not cover the last tenth."""
-    place = base / f"optimize-{mib}-{files}.lance"
+    """Build a Lance table of small fragments; its index does not cover the last tenth."""
+    place = base / f"optimize-{mib}-{files}{'' if index else '-plain'}.lance"
     if place.exists():
         return place
     growing = base / "optimize-growing.lance"
@@ -283,11 +283,15 @@ def measure(parts: list[str], base: Path, mib: int, keep: Callable[[Found], None
     if "optimize-lance" in parts:
         source = build(base, mib, files)
         keep({"lance": local(base, [source], TARGETS) | {"mib": mib, "files": files}})
+        source = build(base, mib, files, index=False)
+        keep({"plain": local(base, [source], TARGETS) | {"mib": mib, "files": files}})
     if "optimize-fleet" in parts:
         one = build(base, max(1, mib // TABLES), max(2, files // TABLES))
         sources = [linked(one, base / "optimize-fleet" / f"{at}.lance") for at in range(TABLES)]
         keep({"fleet": local(base, sources, 1) | {"mib": mib, "tables": TABLES}})
     if "optimize-workers" in parts:
-        keep({"workers": workers(base, build(base, mib, files))})
+        for index in (False, True):
+            spread = workers(base, build(base, mib, files, index=index))
+            keep({"workers_indexed" if index else "workers": spread})
     if "optimize-iceberg" in parts:
         keep({"iceberg": iceberg(base, mib, files) | {"mib": mib, "files": files}})

@@ -298,7 +298,16 @@ def jobs(found: dict[str, Any]) -> dict[str, str]:
             for line in lines
         ],
     )
-    return {"JOBS-PICKUP": shown if lines else "Not measured yet."}
+    tick = found.get("tick")
+    ticked = "Not measured yet."
+    if tick is not None:
+        times = tick["singles_seconds"] / tick["seconds"]
+        ticked = (
+            f"{tick['tables']:,} tables in one run: {tick['seconds']:.1f} s. A run for one table: "
+            f"{tick['single_seconds']:.2f} s, so that as many runs would take "
+            f"{tick['singles_seconds']:,.0f} s, {times:.0f} times as long."
+        )
+    return {"JOBS-PICKUP": shown if lines else "Not measured yet.", "JOBS-TICK": ticked}
 
 
 def service(found: dict[str, Any]) -> dict[str, str]:
@@ -329,8 +338,9 @@ def optimize(found: dict[str, Any]) -> dict[str, str]:
     """Return the tables on optimize."""
     lines = []
     for part, peer, what in (
-        ("lance", "pylance", "one Lance table"),
-        ("fleet", "pylance", "fifty Lance tables"),
+        ("plain", "pylance", "one Lance table"),
+        ("lance", "pylance", "one Lance table with an index"),
+        ("fleet", "pylance", "fifty Lance tables with an index"),
         ("iceberg", "iceberg", "one Iceberg table"),
     ):
         line = found.get(part)
@@ -350,18 +360,26 @@ def optimize(found: dict[str, Any]) -> dict[str, str]:
             ]
         )
     head = ["", "Lakewarden s", "peer", "peer s", "peer / Lakewarden", "worker MiB"]
-    counts = found.get("workers", {})
-    alone = counts.get("1", {}).get("seconds")
-    spread = table(
-        ["workers", "s", "faster than one"],
-        [
-            [number, f"{line['seconds']:.1f}", f"{alone / line['seconds']:.2f}"]
-            for number, line in counts.items()
-        ],
-    )
+    spread = []
+    for part, what in (("workers", "without an index"), ("workers_indexed", "with one")):
+        counts = found.get(part, {})
+        alone = counts.get("1", {})
+        for number, line in counts.items():
+            here = line["stages"]["rewrite"]
+            spread.append(
+                [
+                    what,
+                    number,
+                    f"{line['seconds']:.1f}",
+                    f"{alone['seconds'] / line['seconds']:.2f}",
+                    f"{here:.1f}",
+                    f"{alone['stages']['rewrite'] / here:.2f}",
+                ]
+            )
+    spread_head = ["table", "workers", "s", "faster than one", "rewriting s", "faster than one"]
     return {
         "OPTIMIZE": table(head, lines) if lines else "Not measured yet.",
-        "OPTIMIZE-WORKERS": spread if counts else "Not measured yet.",
+        "OPTIMIZE-WORKERS": table(spread_head, spread) if spread else "Not measured yet.",
     }
 
 

@@ -22,7 +22,7 @@ __all__ = ["postgres"]
 
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile(
-    "ci", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "ci", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("nightly", max_examples=5000, deadline=None)
 # The profile is the environment's to choose: CI digs deeper.

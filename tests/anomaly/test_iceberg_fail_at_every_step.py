@@ -205,7 +205,7 @@ def moments(number: int) -> list[tuple[int, When]]:
     both: tuple[When, When] = ("before", "after")
     whole: list[tuple[int, When]] = [(n, when) for n in range(1, number + 1) for when in both]
     some = [(n, when) for n, when in whole if when == both[n % 2]]
-    return whole if NIGHTLY else [*some[::3], *some[-1:]]
+    return whole if NIGHTLY else [*some[::5], *some[-1:]]
 
 
 @pytest.mark.parametrize("kind", [Request.PUT, Request.DELETE])
@@ -283,6 +283,7 @@ def test_crash_at_the_commit_and_failing_deletions_after_it(lab: Lab) -> None:
     finish(lab, "cleanup", "no answer to the commit, then a deletion that fails")
 
 
+@pytest.mark.nightly
 def test_orphans_between_a_crash_and_its_rerun(lab: Lab) -> None:
     """Removal of orphans after a crash of cleanup takes what is left, and the record is cleared."""
     lab.reset()

@@ -365,6 +365,7 @@ def test_apply_refuses_what_changed_and_goes_on_with_the_rest(table: Path) -> No
     assert versions_of(table) == [5, 6]
 
 
+@pytest.mark.nightly
 def test_cleanup_plans_again_by_itself_when_the_table_changed_under_it(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

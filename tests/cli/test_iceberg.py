@@ -104,6 +104,7 @@ def test_orphans_of_a_whole_catalog(run: Any, lake: Any, tmp_path: Path) -> None
         oracle.assert_intact(current(lake, name))
 
 
+@pytest.mark.nightly
 def test_both_formats_in_one_run(run: Any, lake: Any, tmp_path: Path) -> None:
     place = tmp_path / "lance" / "t.lance"
     make_table(place)

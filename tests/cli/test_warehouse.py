@@ -569,6 +569,7 @@ def test_cleanup_removes_old_versions_and_says_so(spark: SparkSession, root: Pat
     assert "removed  nothing" in again.stdout
 
 
+@pytest.mark.nightly
 def test_a_tagged_version_stays(spark: SparkSession, root: Path) -> None:
     assert lakewarden("tag", str(root), "first", "--version", "3").code == Exit.DONE
     for number in (3, 4, 5):
@@ -612,6 +613,7 @@ def test_orphans_of_a_warehouse_go_with_its_cleanup(root: Path) -> None:
     assert "lakewarden cleanup WAREHOUSE" in said
 
 
+@pytest.mark.nightly
 def test_what_is_due_is_cleaned(spark: SparkSession, root: Path) -> None:
     nothing = lakewarden("cleanup", "--due", str(root), "--confirm")
     assert nothing.code == Exit.DONE, nothing

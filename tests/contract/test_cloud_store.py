@@ -128,6 +128,7 @@ def test_throttled_requests_are_repeated(s3: S3Server, store: Store) -> None:
     assert outcomes == {Deletion.DELETED}
 
 
+@pytest.mark.nightly
 def test_throttling_beyond_patience_fails_each_key(s3: S3Server, bucket: str) -> None:
     opener = Opener({**s3.options, "client_max_retries": "0"})
     store = opener(Location.parse(f"s3://{bucket}"))

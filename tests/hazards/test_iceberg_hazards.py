@@ -143,6 +143,7 @@ def test_tag_that_was_moved_after_the_plan_stays(lab: Lab) -> None:
     assert table.refs()["release"].snapshot_id == new
 
 
+@pytest.mark.nightly
 def test_ref_whose_limit_was_lifted_after_the_plan_stays(lab: Lab) -> None:
     table = lab.table()
     kit.tag(table, "release", kit.ids(table)[-1], max_ref_age_ms=1000)
@@ -264,6 +265,7 @@ def test_what_a_crash_left_is_removed(lab: Lab) -> None:
     assert gone not in kit.ids(table)
 
 
+@pytest.mark.nightly
 def test_old_metadata_that_became_current_after_the_plan_is_no_orphan(lab: Lab) -> None:
     """A table is registered anew from a metadata file that its log no longer names."""
     table = lab.table(properties={"write.metadata.previous-versions-max": "1"})
@@ -327,6 +329,7 @@ def test_table_that_was_made_again_is_not_the_planned_one(lab: Lab) -> None:
     assert set(kit.ids(again)) == set(before)
 
 
+@pytest.mark.nightly
 def test_plan_for_another_catalog_of_the_same_name(lab: Lab, tmp_path: Path) -> None:
     lab.table()
     plan = lab.plan()
@@ -354,6 +357,7 @@ def test_saved_plan_applied_twice(lab: Lab) -> None:
     assert not records(table)
 
 
+@pytest.mark.nightly
 def test_saved_plan_of_orphans_applied_after_one_was_adopted(lab: Lab) -> None:
     table = lab.table()
     file = f"{table.location()}/data/adopted.parquet"
@@ -424,6 +428,7 @@ def test_table_inside_the_data_path_of_another_is_not_touched(lab: Lab) -> None:
     oracle.assert_intact(other, before)
 
 
+@pytest.mark.nightly
 def test_data_path_of_earlier_times_inside_another_table(lab: Lab) -> None:
     """The property is gone, the files are still where it sent them."""
     table = lab.table()
@@ -640,6 +645,7 @@ def test_branch_main_of_a_snapshot_that_is_not_there(lab: Lab) -> None:
     assert oracle.on_disk(lab.root / "warehouse") == files
 
 
+@pytest.mark.nightly
 def test_numbers_that_fit_nowhere_are_the_trouble_of_one_table(lab: Lab) -> None:
     odd = [
         ("snapshot-id", 2**63), ("snapshot-id", -(2**63) - 1), ("timestamp-ms", 2**62),
@@ -684,6 +690,7 @@ def test_largest_ids_that_fit(lab: Lab) -> None:
     assert kit.ids(table) == [-(2**63)]
 
 
+@pytest.mark.nightly
 def test_log_that_names_metadata_of_another_table(lab: Lab) -> None:
     """A commit drops old entries of the log and deletes their files, but not another table's."""
     other = lab.table("db.u")
@@ -700,6 +707,7 @@ def test_log_that_names_metadata_of_another_table(lab: Lab) -> None:
     oracle.assert_intact(other)
 
 
+@pytest.mark.nightly
 def test_names_that_differ_in_case_only(lab: Lab) -> None:
     table, other = lab.table(), lab.table("db.T")
     place = f"{table.location()}/data/Part.parquet"
@@ -866,6 +874,7 @@ def test_record_that_names_a_diverged_copy_of_the_table(lab: Lab, tmp_path: Path
     other.catalog.close()
 
 
+@pytest.mark.nightly
 def test_record_of_a_table_beside_in_the_same_directory_stays(lab: Lab) -> None:
     """Two tables may be told to keep their metadata in one place."""
     shared = {"write.metadata.path": f"file://{lab.root}/metadata"}
@@ -898,6 +907,7 @@ def test_record_stays_while_another_run_is_still_deleting(lab: Lab) -> None:
     assert place.exists() or not left, "files are left, and nothing tells of them"
 
 
+@pytest.mark.nightly
 def test_record_is_found_after_the_metadata_moved(lab: Lab) -> None:
     table = lab.table()
     reach = oracle.reachable(table)

@@ -1206,6 +1206,7 @@ def _first_file(table: Table) -> str:
     return entry.data_file.file_path
 
 
+@pytest.mark.nightly
 def test_ic_53_py_7_a_second_run_finds_nothing_and_an_old_plan_does_no_harm(single: Lab) -> None:
     table = single.make()
     made = _overwritten(table)
@@ -1225,6 +1226,7 @@ def test_ic_53_py_7_a_second_run_finds_nothing_and_an_old_plan_does_no_harm(sing
     oracle.assert_intact(table, case.prints)
 
 
+@pytest.mark.nightly
 def test_ic_46_append_only_manifests_are_not_opened(single: Lab) -> None:
     table = single.make()
     made = kit.synthetic(table, 12, 2, real=True)
@@ -1777,6 +1779,7 @@ def rest(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         pytest.skip(str(reason))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_rest_catalog(rest: Lab) -> None:
     table = rest.make("db.plain")
@@ -1812,6 +1815,7 @@ def test_a_tag_made_during_the_commit_of_a_service_is_put_back(
     oracle.assert_intact(table, case.prints)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_append_made_during_the_commit_of_a_service_is_not_lost(rest: Lab) -> None:
     table = rest.make("db.grown")

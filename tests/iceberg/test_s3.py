@@ -231,6 +231,7 @@ def test_a_slow_store_is_asked_again(world: World) -> None:
     oracle.assert_intact(table)
 
 
+@pytest.mark.nightly
 def test_small_tables_share_list_requests(world: World) -> None:
     """Twenty tables side by side are listed as ranges of their directory, not one by one."""
     tables = [world.table(f"fleet.t{number:02}") for number in range(20)]
@@ -252,6 +253,7 @@ def test_small_tables_share_list_requests(world: World) -> None:
         oracle.assert_intact(table)
 
 
+@pytest.mark.nightly
 def test_only_part_of_a_table_costs_no_look_at_every_other_file(world: World) -> None:
     table = world.table("db.part")
     kit.synthetic(table, 10, 5, real=True)

@@ -30,6 +30,7 @@ def spark_jobs(spark: SparkSession) -> set[int]:
     return set(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
 
 
+@pytest.mark.nightly
 def test_orphans_of_many_lance_tables_go_in_one_run(
     lab: Lab, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -63,6 +64,7 @@ def test_orphans_of_many_lance_tables_go_in_one_run(
     assert jobs[many] == jobs[few]
 
 
+@pytest.mark.nightly
 def test_orphans_are_looked_for_again_at_the_rate_that_was_seen(lab: Lab, tmp_path: Path) -> None:
     lance_orphans(lance_table(tmp_path / "lake" / "busy.lance", 2))
     lance_table(tmp_path / "lake" / "idle.lance", 2)

@@ -269,6 +269,7 @@ def test_an_overwrite_meanwhile_wins(tuner: Tuner, tmp_path: Path) -> None:
     assert left == set()
 
 
+@pytest.mark.nightly
 def test_rows_stay_and_can_be_written_after_cleanup_and_optimize(
     tuner: Tuner, clean: Any, tmp_path: Path
 ) -> None:

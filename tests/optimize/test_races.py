@@ -137,6 +137,7 @@ def test_a_writer_without_pause_loses_nothing_to_optimize_in_a_loop(
     check_calm(tuner, lambda: alone(table), table, changes)
 
 
+@pytest.mark.nightly
 def test_a_writer_to_a_warehouse_loses_nothing_to_optimize_in_a_loop(
     tuner: Tuner, tmp_path: Path
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_writer_that_never_waits_is_not_held_up(
     )
 
 
+@pytest.mark.nightly
 def test_a_table_that_others_change_before_each_claim_is_left_out_soon(
     tuner: Tuner, lake: Lake
 ) -> None:

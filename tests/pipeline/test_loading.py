@@ -119,6 +119,7 @@ def test_a_merge_that_cannot_be_is_refused(spark: SparkSession, warehouse: Wareh
     assert warehouse.refresh().version == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("table", BOTH)
 def test_a_merge_does_not_undo_what_others_did_meanwhile(
     spark: SparkSession, warehouse: Warehouse, table: Any, tmp_path: Path
@@ -149,7 +150,7 @@ def test_a_load_that_is_tried_again_is_loaded_once(
     assert warehouse.refresh().version == 3
 
 
-@pytest.mark.parametrize("table", BOTH)
+@pytest.mark.parametrize("table", [pytest.param(LANCE, marks=pytest.mark.nightly), ICEBERG])
 def test_the_data_source(spark: SparkSession, warehouse: Warehouse, table: Any) -> None:
     lake = warehouse.location.uri
 
@@ -177,6 +178,7 @@ def test_the_data_source(spark: SparkSession, warehouse: Warehouse, table: Any) 
     assert read().schema("name string").load(table[0]).columns == ["name"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("table", BOTH)
 def test_a_branch_is_loaded_and_read_apart(
     spark: SparkSession, warehouse: Warehouse, table: Any
@@ -221,6 +223,7 @@ def test_spark_hands_filters_over(spark: SparkSession, warehouse: Warehouse) -> 
     assert read.load(ICEBERG[0]).filter("id < 100").count() == 10
 
 
+@pytest.mark.nightly
 def test_keys_that_are_null_equal_nothing(spark: SparkSession, warehouse: Warehouse) -> None:
     some = rows(spark, 0, 10).selectExpr("nullif(id, 9) AS id", "name")
     nulls = spark.sql("SELECT CAST(NULL AS BIGINT) AS id, 'none' AS name FROM range(2)")

@@ -128,6 +128,7 @@ def test_refused_tables_end_it_after_everything_was_told(lake: Lake, spark: Spar
     assert (again.code, again.document["manifest_version"]) == (Exit.DONE, None)
 
 
+@pytest.mark.nightly
 def test_going_back_says_so(lake: Lake, spark: SparkSession) -> None:
     append(lake.place("t"), 66)
     preview = repair(lake, "--to-pin")
@@ -140,6 +141,7 @@ def test_going_back_says_so(lake: Lake, spark: SparkSession) -> None:
     assert lance_ids(reopen(lake.root)) == [1, 2, 3]
 
 
+@pytest.mark.nightly
 def test_a_table_that_lost_its_pin_is_an_error_of_its_own(lake: Lake, spark: SparkSession) -> None:
     (lake.place("t") / "_versions" / f"{2**64 - 1 - 3:020d}.manifest").unlink()
     outcome = repair(lake, "--json")
@@ -179,6 +181,7 @@ def test_a_log_that_cannot_be_read_is_told_in_full(lake: Lake, spark: SparkSessi
     assert "is damaged" in outcome.error
 
 
+@pytest.mark.nightly
 def test_strays_are_put_aside_when_that_is_confirmed(lake: Lake, spark: SparkSession) -> None:
     stray = lake.root / "__manifest/_transactions/odd.json"
     stray.write_text("odd")
@@ -210,6 +213,7 @@ def test_a_lance_table_is_only_looked_at(tmp_path: Path, spark: SparkSession) ->
     assert [one["kind"] for one in told["damage"]] == ["missing_file"]
 
 
+@pytest.mark.nightly
 def test_an_iceberg_table_is_only_looked_at(tmp_path: Path, spark: SparkSession) -> None:
     settings = {
         "type": "sql",

@@ -85,6 +85,7 @@ def test_a_sound_warehouse_has_no_findings(lake: Lake, mender: Mender, spark: Sp
     assert mender.plan().findings == []
 
 
+@pytest.mark.nightly
 def test_a_sound_warehouse_has_no_findings_after_a_cleanup(
     lake: Lake, mender: Mender, spark: SparkSession
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_file_of_another_size_is_told(lake: Lake, mender: Mender, cut: bool) -
     assert "lakewarden restore" in found.next
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("what", ["_deletions", "_indices"])
 def test_deletions_and_indices_are_looked_at(lake: Lake, mender: Mender, what: str) -> None:
     full(lake)
@@ -245,7 +247,9 @@ def facts(lake: Lake) -> Lake:
 
 
 @pytest.mark.parametrize("what", ["data", "list", "manifest"])
-@pytest.mark.parametrize("how", ["missing_file", "wrong_size"])
+@pytest.mark.parametrize(
+    "how", ["missing_file", pytest.param("wrong_size", marks=pytest.mark.nightly)]
+)
 def test_files_of_snapshots_are_looked_at(facts: Lake, mender: Mender, what: str, how: str) -> None:
     snapshots = {
         one.snapshot_id: {task.file.file_path.removeprefix("file://") for task in
@@ -271,6 +275,7 @@ def test_files_of_snapshots_are_looked_at(facts: Lake, mender: Mender, what: str
     assert ("branch main" in found[how].refs) == (current.snapshot_id in found[how].versions)
 
 
+@pytest.mark.nightly
 def test_metadata_that_is_missing_or_damaged_is_told(facts: Lake, mender: Mender) -> None:
     first, *_, newest = parts(facts)["metadata"]
     first.write_text("{}")
@@ -288,6 +293,7 @@ def test_metadata_that_is_missing_or_damaged_is_told(facts: Lake, mender: Mender
     assert "lakewarden restore" in found.next
 
 
+@pytest.mark.nightly
 def test_no_advice_names_metadata_that_is_missing_however_much_is_missing_besides(
     facts: Lake, mender: Mender
 ) -> None:
@@ -311,6 +317,7 @@ def test_no_advice_names_metadata_that_is_missing_however_much_is_missing_beside
     assert iceberg_ids(catalog(facts.root)) == [1, 2]
 
 
+@pytest.mark.nightly
 def test_why_a_file_cannot_be_looked_at_is_told(facts: Lake, mender: Mender) -> None:
     table = facts.iceberg("facts")
     current = table.current_snapshot()

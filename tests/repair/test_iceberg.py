@@ -91,7 +91,11 @@ def test_a_table_that_nobody_else_has_written_to_has_not_drifted(
 
 @pytest.mark.parametrize(
     ("does", "steps"),
-    [("append", ["append"]), ("overwrite", ["delete", "append"]), ("delete", ["delete"])],
+    [
+        ("overwrite", ["delete", "append"]),
+        pytest.param("append", ["append"], marks=pytest.mark.nightly),
+        pytest.param("delete", ["delete"], marks=pytest.mark.nightly),
+    ],
 )
 def test_what_another_catalog_has_committed_is_suspicious(
     lake: Lake, mender: Mender, other: Catalog, does: str, steps: list[str]
@@ -107,6 +111,7 @@ def test_what_another_catalog_has_committed_is_suspicious(
     assert iceberg_ids(catalog(lake.root)) == [1, 2]
 
 
+@pytest.mark.nightly
 def test_what_was_looked_at_can_be_forced(lake: Lake, mender: Mender, other: Catalog) -> None:
     for number in (66, 67):
         other.load_table(KEY).append(id_rows(number))
@@ -122,6 +127,7 @@ def test_what_was_looked_at_can_be_forced(lake: Lake, mender: Mender, other: Cat
     assert actors == [None, "lakewarden:repair:force"]
 
 
+@pytest.mark.nightly
 def test_files_that_are_replaced_by_as_many_rows_are_verified(
     lake: Lake, mender: Mender, other: Catalog
 ) -> None:
@@ -231,12 +237,14 @@ def test_what_the_log_knows_is_asked_and_not_copied(lake: Lake, other: Catalog) 
     assert not looked_at(lake, OnlyAsked(str(newest(other)))).drifted
 
 
+@pytest.mark.nightly
 def test_a_change_of_the_description_is_suspicious(mender: Mender, other: Catalog) -> None:
     with other.load_table(KEY).transaction() as changes:
         changes.set_properties(a="b")
     assert seen(mender) == ("suspicious", "preview", ["update_metadata"])
 
 
+@pytest.mark.nightly
 def test_what_is_young_may_be_a_writer_at_work(mender: Mender, other: Catalog) -> None:
     other.load_table(KEY).append(id_rows(66))
     row = row_of(mender.plan(), KEY)
@@ -244,6 +252,7 @@ def test_what_is_young_may_be_a_writer_at_work(mender: Mender, other: Catalog) -
     assert "younger than an hour" in str(row.error)
 
 
+@pytest.mark.nightly
 def test_two_that_went_on_beside_each_other_cannot_be_told_apart(
     lake: Lake, mender: Mender, other: Catalog, tmp_path: Path
 ) -> None:
@@ -270,6 +279,7 @@ def test_what_a_writer_of_ours_has_announced_is_no_drift(
     assert seen(mender)[0] == "no_drift"
 
 
+@pytest.mark.nightly
 def test_going_back_to_the_pin_has_nothing_to_do(
     lake: Lake, mender: Mender, other: Catalog
 ) -> None:
@@ -290,6 +300,7 @@ def test_a_writer_that_is_faster_wins(lake: Lake, mender: Mender, other: Catalog
     assert iceberg_ids(catalog(lake.root)) == [1, 2, 3]
 
 
+@pytest.mark.nightly
 def test_a_pin_that_does_not_exist_is_an_error_of_its_own(lake: Lake, mender: Mender) -> None:
     Path(lake.iceberg("facts").metadata_location.removeprefix("file://")).unlink()
     plan = mender.plan()

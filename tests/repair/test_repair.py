@@ -200,6 +200,7 @@ def test_only_tables_that_are_asked_for(lake: Lake, mender: Mender) -> None:
 # -- tables for which no pin can move --------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_head_below_the_pin_is_an_error_and_the_others_are_done(
     lake: Lake, mender: Mender
 ) -> None:
@@ -260,6 +261,7 @@ def test_drift_on_a_branch_is_seen_and_published_there(lake: Lake, mender: Mende
     assert lance_ids(reopen(lake.root)) == [1, 2, 3]
 
 
+@pytest.mark.nightly
 def test_drift_in_a_fork_that_nothing_was_committed_to_is_seen(lake: Lake, mender: Mender) -> None:
     lake.warehouse.create_branch("dev")
     # Whoever opens it there makes a fork.
@@ -288,7 +290,10 @@ def test_drift_on_two_branches_is_one_version_for_each(lake: Lake, mender: Mende
 # -- back to the pin -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", DRIFT)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(one, marks=() if one == "suspicious" else pytest.mark.nightly) for one in DRIFT],
+)
 def test_a_table_goes_back_to_its_pin_as_a_new_version(
     lake: Lake, mender: Mender, kind: str
 ) -> None:
@@ -367,6 +372,7 @@ def test_a_table_that_is_written_to_again_is_looked_at_again(
     assert said(row_of(mender.run()))[0] == "suspicious"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("asked", [{}, {"to_pin": True}], ids=["publish", "to pin"])
 def test_somebody_who_commits_in_that_very_moment_wins_or_does_not_matter(
     lake: Lake, mender: Mender, asked: dict[str, Any]

@@ -83,6 +83,7 @@ def test_an_embedded_service_needs_nothing_and_ends_when_asked(tmp_path: Path) -
     assert (tmp_path / "data" / "lakewarden.db").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.nightly
 def test_two_instances_on_one_database_are_one_service(
     postgres: PostgresServer, postgres_template: str
 ) -> None:

@@ -296,7 +296,7 @@ def test_lake(spark: SparkSession) -> None:
     run_state_machine_as_test(
         lambda: Lake(spark),  # type: ignore[arg-type]
         settings=settings(
-            max_examples=300 if nightly else 3,
+            max_examples=300 if nightly else 2,
             stateful_step_count=40 if nightly else 14,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -209,7 +209,7 @@ def test_lake(spark: SparkSession) -> None:
     run_state_machine_as_test(
         lambda: Lake(spark),  # type: ignore[arg-type]
         settings=settings(
-            max_examples=300 if nightly else 4,
+            max_examples=300 if nightly else 2,
             stateful_step_count=40 if nightly else 20,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -324,6 +324,7 @@ def ids(found: Any) -> list[int]:
 # -- dropped tables --------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_table_dropped_on_main_comes_back_although_a_branch_goes_on_with_it(
     tmp_path: Path, cleaner: Cleaner
 ) -> None:
@@ -492,6 +493,7 @@ def database(
         server.drop(name)
 
 
+@pytest.mark.nightly
 def test_a_log_in_a_database_forgets_what_no_ref_is_read_through(
     database: str, tmp_path: Path, cleaner: Cleaner
 ) -> None:
@@ -520,6 +522,7 @@ def test_a_log_in_a_database_forgets_what_no_ref_is_read_through(
 # -- a table with rules of its own -----------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_rules_of_one_table_reclaim_that_table_alone(tmp_path: Path, cleaner: Cleaner) -> None:
     lake = new_lake(tmp_path / "lake")
     warehouse = lake.warehouse

@@ -59,6 +59,7 @@ def shared(lake: Lake) -> None:
         lake.iceberg("a").overwrite(id_rows(number))
 
 
+@pytest.mark.nightly
 def test_a_table_that_is_due_leaves_what_another_uses(lake: Lake, cleaner: Cleaner) -> None:
     shared(lake)
     rules = {lake.table("a").id: Rules(keep=3, min_age=NOW)}
@@ -77,6 +78,7 @@ def test_a_table_that_can_come_back_keeps_what_it_uses_of_others(
     assert lake.iceberg("b").scan().to_arrow()["id"].to_pylist() == [1]
 
 
+@pytest.mark.nightly
 def test_a_table_that_only_a_tag_has_keeps_what_it_uses_of_others(
     lake: Lake, cleaner: Cleaner
 ) -> None:
@@ -92,6 +94,7 @@ def test_a_table_that_only_a_tag_has_keeps_what_it_uses_of_others(
 # -- what looks back -------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_going_back_counts_whatever_follows_it_in_a_transaction(
     lake: Lake, cleaner: Cleaner
 ) -> None:
@@ -133,6 +136,7 @@ def test_a_table_that_comes_with_files_between_plan_and_reclaim_stops_it(
 # -- branches --------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_branch_is_written_for_the_first_time_after_a_cleanup(
     lake: Lake, cleaner: Cleaner
 ) -> None:

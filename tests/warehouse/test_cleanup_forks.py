@@ -122,6 +122,7 @@ def test_the_fork_of_a_branch_that_was_deleted_goes_whatever_the_rules(
     assert ids(lake.again(), "dev") == [1, 2, 11]
 
 
+@pytest.mark.nightly
 def test_a_tag_keeps_what_a_deleted_branch_had(lake: Lake, cleaner: Cleaner) -> None:
     lake.warehouse.create_branch("dev")
     on(lake, "dev", "append", 10)
@@ -155,6 +156,7 @@ def test_a_fork_that_nobody_has_committed_to_yet_stays(lake: Lake, cleaner: Clea
     assert ids(lake.again(), "dev") == [2]
 
 
+@pytest.mark.nightly
 def test_drift_on_a_branch_holds_the_table_back(lake: Lake, cleaner: Cleaner) -> None:
     lake.warehouse.create_branch("dev")
     for number in range(10, 14):
@@ -238,6 +240,7 @@ def test_what_keeps_nothing_or_says_nothing_is_refused() -> None:
             Rules(keep=keep, before_version=version)
 
 
+@pytest.mark.nightly
 def test_with_no_age_at_all_the_last_three_stay(lake: Lake, cleaner: Cleaner) -> None:
     for number in range(3, 7):
         lake.lance("overwrite", "t", number)

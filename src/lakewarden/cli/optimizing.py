@@ -111,7 +111,10 @@ def optimize(
         str, typer.Option("--branch", metavar="NAME", help="A warehouse: on this branch.")
     ] = MAIN,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done and what it gains; rewrite nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show what would be done and what it gains; rewrite nothing."
+        ),
     ] = False,
     recursive: RecursiveOpt = False,
     exclude: ExcludeOpt = [],
