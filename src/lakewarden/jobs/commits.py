@@ -111,9 +111,11 @@ class Commits:
         queue: str,
         config: object,
         max_seconds_since_last_heartbeat: int | None = None,
+        *,
+        joined: sa.Connection | None = None,
     ) -> None:
         """Set a queue's config, and decide anew about the tables that it concerns."""
-        with self.queue.database.writing() as connection:
+        with self.queue.database.writing(joined) as connection:
             ConfigStore(self.queue.database).set_with(
                 connection, scope, queue, config, max_seconds_since_last_heartbeat
             )

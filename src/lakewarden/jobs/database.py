@@ -55,12 +55,16 @@ class Database:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
+    def writing(self, joined: sa.Connection | None = None) -> Iterator[sa.Connection]:
         """Yield a connection whose changes are made together when the block ends, or not at all.
 
-        On SQLite there is one writer at a time, from the first statement on: two that read first and
-        then write would both lose.
+        Whoever is in such a block already passes its connection on, to be `joined`: the outer block
+        ends both.  On SQLite there is one writer at a time, from the first statement on: two that read
+        first and then write would both lose.
         """
+        if joined is not None:
+            yield joined
+            return
         engine = self.engine.execution_options(**{_IMMEDIATE: True})
         with translated(), engine.begin() as connection:
             yield connection

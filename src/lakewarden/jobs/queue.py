@@ -89,9 +89,9 @@ class TaskQueue:
         with self.database.writing() as own:
             return self.enqueue(tasks, connection=own)
 
-    def schedule(self, task: NewTask) -> UUID:
+    def schedule(self, task: NewTask, *, joined: sa.Connection | None = None) -> UUID:
         """Add a task that somebody asked for, or raise TaskAlreadyActive."""
-        with self.database.writing() as connection:
+        with self.database.writing(joined) as connection:
             (made,) = self.enqueue([task], connection=connection)
             if made is None:
                 active = sa.select(TASK.c.task_id).where(TASK.c.slot == task.slot)
