@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+WRITERS = "younger than 1 hour: a writer may still build on it"
+
 
 def spark_jobs(spark: SparkSession) -> set[int]:
     return set(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
@@ -134,6 +136,45 @@ def test_versions_of_lance_tables_expire_each_by_its_own_settings(lab: Lab, tmp_
         invariants.assert_all_versions_read(place, {one: prints[place][one] for one in found})
         invariants.assert_no_live_file_missing(place)
         invariants.assert_nothing_deletable_left(place)
+
+
+def test_a_run_that_lets_nothing_go_says_why(lab: Lab, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    young = tables.appended(lake / "young.lance", 4)
+    tables.tag(young, "one", 2)
+    tables.tag(young, "two", 2)
+    lance_table(lake / "few.lance", 3)
+    small = iceberg.create(iceberg.catalog(tmp_path), "db.small")
+    iceberg.grow(small, 3)
+    before = {place: invariants.fingerprints(place) for place in lake.iterdir()}
+    directory, catalog = lab.lance(lake), lab.iceberg(tmp_path)
+    for warehouse in (directory, catalog):
+        warehouse.configure(EXPIRE_SNAPSHOTS)
+    asked = directory.ask(EXPIRE_SNAPSHOTS, "young")
+    (few,) = directory.ask(EXPIRE_SNAPSHOTS, "few", origin=Origin.COMMIT)
+    asked += catalog.ask(EXPIRE_SNAPSHOTS, "small")
+    assert lab.run(EXPIRE_SNAPSHOTS) == 3
+    lanced, ice = (directory.result(asked[0]), catalog.result(asked[1]))
+    # A version may have several reasons, and two tags are one.
+    assert lanced["kept_snapshots_count"] == 4
+    assert lanced["kept_snapshots_reasons"] == {
+        "younger than 5 days": 4, WRITERS: 4, "head": 1, "last 1": 1, "tag": 1,
+    }  # fmt: skip
+    said = directory.details(asked[0]).message
+    assert said == (
+        "0 versions expired, 0 files and 0 bytes deleted; 4 versions stay "
+        f"(4 {WRITERS}, 4 younger than 5 days, 1 head, 1 last 1, 1 tag)"
+    )
+    assert ice["kept_snapshots_reasons"]["younger than 5 days"] == ice["kept_snapshots_count"] >= 3
+    assert "versions stay" in str(catalog.details(asked[1]).message)
+    assert directory.result(few)["kept_snapshots_reasons"] == {"head": 1, "last 1": 1}
+    assert directory.details(few).message == (
+        "nothing was done: 2 versions can go, fewer than the 20 that are worth a run; "
+        "1 version stays (1 head, 1 last 1)"
+    )
+    for place, prints in before.items():
+        invariants.assert_all_versions_read(place, prints)
+    iceberg_oracle.assert_intact(small)
 
 
 def test_shallow_clone_without_a_task_keeps_what_it_needs(lab: Lab, tmp_path: Path) -> None:
