@@ -257,15 +257,26 @@ def _authenticates(wanted: bool | None, address: str) -> bool:
     return wanted
 
 
-def _embedded(directory: Path, *, up_to_date: bool = True) -> str:
-    """Return the address of the embedded database, made or brought up to date if need be."""
+def _embedded(directory: Path, *, make: bool = True, up_to_date: bool = True) -> str:
+    """Return the address of the embedded database, made or brought up to date if need be.
+
+    Who only uses it does not `make` it: a mistyped directory would be a new service with no tokens.
+    """
     _require_service()
     from lakewarden.jobs.database import migrate as bring_up_to_date
 
     place = directory.expanduser().absolute()
+    if not make and not (place / _DATABASE).exists():
+        raise Refused(
+            ErrorKind.NOT_FOUND,
+            f"there is no database in {place}; check --data-directory and --database-url, or make one "
+            f"there with lakewarden serve or lakewarden migrate",
+        )
     try:
         # It holds credentials of warehouses.
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (place / _DATABASE).touch(mode=0o600)
+        (place / _DATABASE).chmod(0o600)
     except OSError as error:
         raise UsageError(
             ErrorKind.USAGE,
@@ -274,7 +285,6 @@ def _embedded(directory: Path, *, up_to_date: bool = True) -> str:
     url = f"sqlite:///{place / _DATABASE}"
     if up_to_date:
         bring_up_to_date(url)
-        (place / _DATABASE).chmod(0o600)
     return url
 
 
@@ -421,7 +431,7 @@ def register(main: typer.Typer) -> None:
 
 @contextmanager
 def _tokens(database_url: str | None, directory: Path) -> Iterator[tuple[Tokens, Audit]]:
-    url = database_url or _embedded(directory)
+    url = database_url or _embedded(directory, make=False)
     _require_service()
     from lakewarden.jobs.database import open_database
     from lakewarden.jobs.tokens import Audit, Tokens
