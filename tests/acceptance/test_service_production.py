@@ -302,7 +302,7 @@ def kill_in_the_middle(lake: Lake, workers: Sequence[Worker]) -> None:
             assert one.process.poll() is None, one.log.read_text()
         return lake.left("lances") < LANCES * ORPHANS
 
-    wait_until(has_begun, 120)
+    wait_until(has_begun, PATIENCE)
     (busy, *_) = (one for one in workers if one.has_picked("remove_orphan_files"))
     end(busy.process, signal.SIGKILL)
     assert 0 < lake.left("lances") < LANCES * ORPHANS
