@@ -169,6 +169,25 @@ class TaskQueue:
                 _renew(connection, told, list(alike), now)
             return _signals(connection, [beat.claim for beat in ordered])
 
+    def had_company(self, claim: Claim) -> bool:
+        """Tell whether tasks of other queues were at the same table since this attempt began.
+
+        Also one that waits for its next attempt: what it has begun is not finished.
+        """
+
+        def others(table: sa.Table, at: sa.ColumnElement[bool]) -> sa.Exists:
+            return sa.exists().where(
+                table.c.warehouse_id == claim.scope.warehouse_id,
+                table.c.entity_id == claim.entity.id,
+                table.c.queue_name != claim.queue,
+                at,
+            )
+
+        ended = TASK_LOG.c.ended_at >= claim.picked_up_at
+        either = sa.or_(others(TASK, TASK.c.attempt > 0), others(TASK_LOG, ended))
+        with self.database.reading() as connection:
+            return bool(connection.scalar(sa.select(either)))
+
     # -- done ------------------------------------------------------------------------------------
 
     def succeed(

@@ -327,19 +327,30 @@ class Runner:
             if key in few:
                 fine[key] = hand
             elif row.error is not None:
-                holding.fail(claim, row.error, results.failure_of(row.error_kind), result)
+                holding.fail(claim, row.error, self._failure(claim, row.error_kind), result)
             elif receipt is not None and receipt.error_kind == ErrorKind.STOPPED.value:
                 end = holding.ended(claim) or End("it was stopped", Failure.STOPPED)
                 holding.end_of(claim, end, result)
             elif receipt is not None and receipt.outdated:
                 again.append(hand)
             elif receipt is not None and receipt.error is not None:
-                failure = results.failure_of(receipt.error_kind)
+                failure = self._failure(claim, receipt.error_kind)
                 holding.fail(claim, receipt.error, failure, result)
             else:
                 fine[key] = hand
         self._succeed(holding, planned, fine, done, few)
         return again
+
+    def _failure(self, claim: Claim, kind: str | None) -> Failure:
+        """Tell failures that stay from those that may pass.
+
+        Expiry takes a version's files before the version itself, so whoever looks at the table in between,
+        or after it was killed, sees what looks like damage.
+        """
+        failure = results.failure_of(kind)
+        if failure is Failure.PERMANENT and self.queue.had_company(claim):
+            return Failure.TRANSIENT
+        return failure
 
     def _succeed(
         self,
