@@ -54,7 +54,7 @@ def together(spark: Any, place: Path, url: str) -> Found:
     scope = Scope(info.project_id, info.id)
     settings = {"enable-expire-snapshots": True, "min-snapshots-to-keep": KEEP}
     ConfigStore(database).set(scope, EXPIRE_SNAPSHOTS, settings)
-    tables = Discovery(warehouses, Commits(queue)).refresh(info.id)
+    tables = warehouses.refresh(info.id, Discovery(warehouses, Commits(queue)).find(info.id))
     now = database.clock.now()
     queue.enqueue([NewTask(EXPIRE_SNAPSHOTS, scope, one.entity, now) for one in tables])
     runner = Runner(queue, warehouses, lambda: Engine(spark, 2 * (os.cpu_count() or 1)), Event())

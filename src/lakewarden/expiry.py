@@ -33,6 +33,11 @@ MIN_SNAPSHOTS_TO_EXPIRE = (
 DEFAULT_MAX_SNAPSHOT_AGE_MS = 432_000_000
 DEFAULT_MIN_SNAPSHOTS_TO_KEEP = 1
 
+#: Why all snapshots stay where no rule was given.
+UNTOUCHED = "not being expired"
+#: Why a snapshot stays that a version of a warehouse of ours names.
+BY_WAREHOUSE = "a version of the warehouse"
+
 _MILLISECOND = timedelta(milliseconds=1)
 #: What Java's parseLong accepts; Python's int() would also take spaces and underscores.
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
@@ -280,14 +285,14 @@ def decide(history: SnapshotHistory, rules: Rules | None, now_ms: int) -> Expiry
     if rules is None:
         found = _Findings(table, table.refs)
         for snapshot in history.snapshots:
-            found.keep(snapshot.snapshot_id, "not being expired")
+            found.keep(snapshot.snapshot_id, UNTOUCHED)
         return found.expiry()
     if rules.snapshots is not None:
         found = _by_id(table, rules.snapshots, rules, now_ms)
     else:
         found = _by_rules(table, rules, now_ms)
     for snapshot_id in rules.held & table.by_id.keys():
-        found.keep(snapshot_id, "a version of the warehouse")
+        found.keep(snapshot_id, BY_WAREHOUSE)
     return found.expiry(rules.min_snapshots_to_expire)
 
 

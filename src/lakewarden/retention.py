@@ -17,6 +17,10 @@ from lakewarden.model import MAIN, age_is_known, format_duration
 VERSION_MAX = 2**63 - 1
 #: A writer may still be building on a version this young.
 MIN_AGE = timedelta(hours=1)
+#: Why all versions stay where no rule was given.
+UNTOUCHED = "not being cleaned"
+#: Why versions from a number on stay, before that number.
+NOT_BEFORE = "not before version"
 
 
 class OnTagged(StrEnum):
@@ -315,7 +319,7 @@ def _rules_that_keep(
     if version.staged:
         return ["staged manifest without a published version"]
     if policy is None:
-        return ["not being cleaned"]
+        return [UNTOUCHED]
     reasons = []
     if version.detached:
         if not policy.expire_detached or policy.older_than is None:
@@ -324,7 +328,7 @@ def _rules_that_keep(
         if version.number in kept_last:
             reasons.append(f"last {policy.keep}")
         if policy.before_version is not None and version.number >= policy.before_version:
-            reasons.append(f"not before version {policy.before_version}")
+            reasons.append(f"{NOT_BEFORE} {policy.before_version}")
         if policy.versions is not None and version.number not in policy.versions:
             reasons.append("not among the given versions")
     return reasons + _ages_that_keep(version, policy, now)

@@ -16,7 +16,29 @@ from tests.cli.terminal import lakewarden
 
 @pytest.fixture
 def data(tmp_path: Path) -> list[str]:
-    return ["--data-directory", str(tmp_path / "data")]
+    """A directory with a database in it."""
+    found = ["--data-directory", str(tmp_path / "data")]
+    assert lakewarden("migrate", *found).code == 0
+    return found
+
+
+@pytest.mark.parametrize(
+    "command", [("create", "me", "--role", "admin"), ("list",), ("revoke", "me")], ids=" ".join
+)
+def test_a_mistyped_place_makes_no_database(
+    tmp_path: Path, data: list[str], command: tuple[str, ...]
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    for place in (
+        ("--data-directory", tmp_path / "dada"),
+        ("--data-directory", tmp_path),
+        ("--database-url", f"sqlite:///{tmp_path}/data/lakewarden.bd"),
+    ):
+        found = lakewarden("token", *command, *place)
+        assert found.error.startswith("there is no database ")
+        assert "lakewarden migrate" in found.error
+        assert (found.code, found.stdout) == (1, "")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_token_is_shown_once_and_works_until_it_is_revoked(
@@ -45,6 +67,13 @@ def test_a_token_is_shown_once_and_works_until_it_is_revoked(
     finally:
         database.close()
     assert lakewarden("token", "list", "--json", *data).document["tokens"] == []
+
+
+def test_nobody_else_may_read_the_database(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o755)
+    assert lakewarden("migrate", "--data-directory", tmp_path / "data").code == 0
+    (made,) = (tmp_path / "data").glob("*.db")
+    assert made.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_token_in_text_stands_alone_on_its_line(data: list[str]) -> None:
@@ -85,6 +114,7 @@ def test_a_database_of_ones_own_is_migrated_by_hand(tmp_path: Path) -> None:
     url = ["--database-url", f"sqlite:///{tmp_path}/own.db"]
     assert "lakewarden migrate" in lakewarden("token", "list", *url).error
     assert "lakewarden migrate" in lakewarden("serve", "--port", "0", *url).error
+    assert not (tmp_path / "own.db").exists()
     first = lakewarden("migrate", "--json", *url)
     assert first.document["before"] is None
     again = lakewarden("migrate", "--json", *url)
@@ -154,5 +184,5 @@ def test_a_service_whose_workers_cannot_go_on_ends(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    found = lakewarden("token", "list", "--data-directory", tmp_path / "file" / "below")
+    found = lakewarden("migrate", "--data-directory", tmp_path / "file" / "below")
     assert "--data-directory" in found.error

@@ -37,7 +37,8 @@ def test_every_queue_is_described_with_its_patience() -> None:
 
 
 def test_tests_that_are_named_exist() -> None:
-    sources = "".join(path.read_text() for path in (ROOT / "tests/jobs").glob("test_*.py"))
+    places = [*(ROOT / "tests/jobs").glob("test_*.py"), *(ROOT / "tests/service").glob("test_*.py")]
+    sources = "".join(path.read_text() for path in places)
     named = re.findall(r"`(test_\w+)`", PAGE)
     assert len(named) >= 12
     assert [name for name in named if f"def {name}(" not in sources] == []

@@ -124,7 +124,7 @@ class Registered:
         ConfigStore(self.lab.database).set(self.scope, queue, {ON[queue]: True} | told)
 
     def tables(self) -> dict[str, TableEntity]:
-        found = self.lab.discovery.refresh(self.info.id)
+        found = self.lab.warehouses.refresh(self.info.id, self.lab.discovery.find(self.info.id))
         return {one.name[-1].removesuffix(".lance"): one for one in found}
 
     def ask(self, queue: str, *names: str, origin: Origin = Origin.MANUAL) -> list[UUID]:

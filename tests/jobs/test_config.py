@@ -134,11 +134,38 @@ def test_a_config_is_an_object(config: object) -> None:
 
 
 def test_a_config_is_kept_as_it_was_given() -> None:
-    given = {"dry-run": True, "somebody": {"else's": [None, 1.5]}, "queue-name": "other"}
-    assert parse_config(REMOVE_ORPHAN_FILES, given) == {
-        "dry-run": True,
-        "somebody": {"else's": [None, 1.5]},
-    }
+    given = {"dry-run": True, "target-reclaim-bytes": 0, "queue-name": "other"}
+    assert parse_config(REMOVE_ORPHAN_FILES, given) == {"dry-run": True, "target-reclaim-bytes": 0}
+
+
+@pytest.mark.parametrize(
+    ("queue", "key", "nearest"),
+    [
+        (EXPIRE_SNAPSHOTS, "max-snapshot-age", "did you mean max-snapshot-age-ms?"),
+        (EXPIRE_SNAPSHOTS, "MIN_SNAPSHOTS_TO_KEEP", "did you mean min-snapshots-to-keep?"),
+        (REMOVE_ORPHAN_FILES, "older-than-ms", "did you mean default-older-than-ms?"),
+        (REMOVE_ORPHAN_FILES, "dry-runs", "did you mean dry-run?"),
+        (OPTIMIZE, "vacuum", "there are enable-optimize, target-file-size-bytes, "),
+        # What another queue has.
+        (OPTIMIZE, "dry-run", "there are enable-optimize, "),
+        (TASK_LOG_CLEANUP, "retention", "did you mean retention-period?"),
+        (OPTIMIZE, "x\n" * 9999, "there are "),
+        (OPTIMIZE, "", "there are "),
+    ],
+)
+def test_a_key_that_is_none_is_named_with_the_nearest(queue: str, key: str, nearest: str) -> None:
+    for value in (None, 1, True):
+        message = refused(queue, {key: value}).message
+        assert repr(key[:50]) in message
+        assert nearest in message
+        assert "\n" not in message
+        assert len(message) < 400
+
+
+@pytest.mark.parametrize("queue", PUBLISHED)
+def test_no_key_of_lakekeeper_is_refused(queue: str) -> None:
+    given = {key: default for key, (default, _, _) in PUBLISHED[queue].items()}
+    assert parse_config(queue, given) == given
 
 
 def test_an_unknown_queue_has_no_config() -> None:

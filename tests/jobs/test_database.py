@@ -30,6 +30,7 @@ SECRET = "hunter2"
 def empty(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of a database without tables."""
     if request.param == "sqlite":
+        (tmp_path / "new.db").touch()
         return f"sqlite:///{tmp_path}/new.db"
     server: PostgresServer = request.getfixturevalue("postgres")
     return server.url(server.database())
@@ -56,6 +57,19 @@ def test_a_database_without_tables_is_refused_with_what_to_do(empty: str) -> Non
     assert migrate(empty)[0] is None
     check(empty)
     open_database(empty).close()
+
+
+def test_a_database_that_is_not_there_is_only_made_by_migrating(tmp_path: Path) -> None:
+    place = tmp_path / "new.db"
+    for use in (check, open_database):
+        with pytest.raises(
+            Refused, match=r"there is no database at .* lakewarden migrate"
+        ) as error:
+            use(f"sqlite:///{place}")
+        assert error.value.kind is ErrorKind.NOT_FOUND
+        assert not place.exists()
+    migrate(f"sqlite:///{place}")
+    check(f"sqlite:///{place}")
 
 
 def test_migrating_again_changes_nothing(empty: str) -> None:

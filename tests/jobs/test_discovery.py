@@ -8,6 +8,7 @@ from pathlib import Path
 import lance
 import pytest
 
+from lakewarden.errors import StorageError
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
 from lakewarden.jobs.sources import LanceDirectory, OwnTables, open_source
 from lakewarden.jobs.tasks import EntityType, TaskStatus
@@ -155,6 +156,35 @@ def test_log_of_a_warehouse_is_read_once_for_all_markers(lab: Lab, tmp_path: Pat
     source.warehouse.log.store.requests.drain()
     assert len({source.marker(one) for one in found.values()}) == 3
     assert source.warehouse.log.store.requests.drain() == {}
+
+
+def test_a_service_that_dies_before_the_task_is_written_finds_the_commit_again(
+    lab: Lab, tmp_path: Path
+) -> None:
+    lake = new_lake(tmp_path / "wh")
+    lake.lance("create", "points", 0)
+    warehouse = lab.register(WarehouseKind.LAKEWARDEN, str(lake.root))
+    warehouse.configure(OPTIMIZE, min_files=2)
+    lab.discovery.detect(warehouse.info.id)
+    (before,) = lab.warehouses.tables(warehouse.info.id)
+    for step in range(1, 4):
+        lake.lance("append", "points", step)
+    refuse = (
+        "CREATE TRIGGER dies BEFORE INSERT ON task BEGIN SELECT RAISE(ABORT, 'out of power'); END"
+    )
+    with lab.database.writing() as connection:
+        connection.exec_driver_sql(refuse)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="out of power"):
+            lab.discovery.detect(warehouse.info.id)
+    assert [one.marker for one in lab.warehouses.tables(warehouse.info.id)] == [before.marker]
+    with lab.database.writing() as connection:
+        connection.exec_driver_sql("DROP TRIGGER dies")
+    (found,) = lab.discovery.detect(warehouse.info.id)
+    assert found.task_id is not None
+    (after,) = lab.warehouses.tables(warehouse.info.id)
+    assert after.marker != before.marker
+    assert lab.discovery.detect(warehouse.info.id) == []
 
 
 def test_warehouse_that_cannot_be_read_does_not_hold_up_others(lab: Lab, tmp_path: Path) -> None:

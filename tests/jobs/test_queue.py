@@ -116,7 +116,9 @@ def test_a_batch_is_no_larger_than_asked_for(queue: TaskQueue, world: World) -> 
 
 
 def test_a_claim_tells_all_that_a_worker_needs(queue: TaskQueue, world: World) -> None:
-    ConfigStore(queue.database).set(LAKE, EXPIRE, {"min-snapshots-to-keep": 3, "mine": [1]}, 77)
+    ConfigStore(queue.database).set(
+        LAKE, EXPIRE, {"min-snapshots-to-keep": 3, "max-ref-age-ms": None}, 77
+    )
     made = wanted(world.now(), reason="20 can go", data={"a": {"b": None}}, origin=Origin.MANUAL)
     (task_id,) = queue.enqueue([made])
     world.sleep(5)
@@ -124,7 +126,7 @@ def test_a_claim_tells_all_that_a_worker_needs(queue: TaskQueue, world: World) -
     assert (claim.task_id, claim.attempt) == (task_id, 1)
     assert (claim.scope, claim.entity, claim.queue) == (made.scope, made.entity, EXPIRE)
     assert (claim.reason, claim.data, claim.origin) == ("20 can go", {"a": {"b": None}}, "manual")
-    assert claim.config == {"min-snapshots-to-keep": 3, "mine": [1]}
+    assert claim.config == {"min-snapshots-to-keep": 3, "max-ref-age-ms": None}
     assert claim.heartbeat_seconds == 77
     assert claim.scheduled_for == made.scheduled_for
     assert claim.picked_up_at == world.now()

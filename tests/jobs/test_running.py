@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lakewarden.jobs.control import Action
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES
-from lakewarden.jobs.tasks import Origin, TaskStatus
+from lakewarden.jobs.tasks import Failure, Origin, TaskStatus
 from lakewarden.testing import iceberg, iceberg_oracle, invariants, tables
 from tests.jobs.lab import (
     DAY_MS,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from tests.jobs.lab import Lab
 
 pytestmark = pytest.mark.spark
+
+WRITERS = "younger than 1 hour: a writer may still build on it"
 
 
 def spark_jobs(spark: SparkSession) -> set[int]:
@@ -136,6 +139,94 @@ def test_versions_of_lance_tables_expire_each_by_its_own_settings(lab: Lab, tmp_
         invariants.assert_all_versions_read(place, {one: prints[place][one] for one in found})
         invariants.assert_no_live_file_missing(place)
         invariants.assert_nothing_deletable_left(place)
+
+
+def test_a_run_that_lets_nothing_go_says_why(lab: Lab, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    young = tables.appended(lake / "young.lance", 4)
+    tables.tag(young, "one", 2)
+    tables.tag(young, "two", 2)
+    lance_table(lake / "few.lance", 3)
+    small = iceberg.create(iceberg.catalog(tmp_path), "db.small")
+    iceberg.grow(small, 3)
+    before = {place: invariants.fingerprints(place) for place in lake.iterdir()}
+    directory, catalog = lab.lance(lake), lab.iceberg(tmp_path)
+    for warehouse in (directory, catalog):
+        warehouse.configure(EXPIRE_SNAPSHOTS)
+    asked = directory.ask(EXPIRE_SNAPSHOTS, "young")
+    (few,) = directory.ask(EXPIRE_SNAPSHOTS, "few", origin=Origin.COMMIT)
+    asked += catalog.ask(EXPIRE_SNAPSHOTS, "small")
+    assert lab.run(EXPIRE_SNAPSHOTS) == 3
+    lanced, ice = (directory.result(asked[0]), catalog.result(asked[1]))
+    # A version may have several reasons, and two tags are one.
+    assert lanced["kept_snapshots_count"] == 4
+    assert lanced["kept_snapshots_reasons"] == {
+        "younger than 5 days": 4, WRITERS: 4, "head": 1, "last 1": 1, "tag": 1,
+    }  # fmt: skip
+    said = directory.details(asked[0]).message
+    assert said == (
+        "0 versions expired, 0 files and 0 bytes deleted; 4 versions stay "
+        f"(4 {WRITERS}, 4 younger than 5 days, 1 head, 1 last 1, 1 tag)"
+    )
+    assert ice["kept_snapshots_reasons"]["younger than 5 days"] == ice["kept_snapshots_count"] >= 3
+    assert "versions stay" in str(catalog.details(asked[1]).message)
+    assert directory.result(few)["kept_snapshots_reasons"] == {"head": 1, "last 1": 1}
+    assert directory.details(few).message == (
+        "nothing was done: 2 versions can go, fewer than the 20 that are worth a run; "
+        "1 version stays (1 head, 1 last 1)"
+    )
+    for place, prints in before.items():
+        invariants.assert_all_versions_read(place, prints)
+    iceberg_oracle.assert_intact(small)
+
+
+def test_what_another_task_is_in_the_middle_of_is_no_damage(lab: Lab, tmp_path: Path) -> None:
+    place = lance_table(tmp_path / "lake" / "t.lance", 6)
+    left = lance_orphans(place)
+    warehouse = lab.lance(tmp_path / "lake")
+    for queue in (EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES):
+        warehouse.configure(queue)
+    (expiry,) = warehouse.ask(EXPIRE_SNAPSHOTS)
+    (orphans,) = warehouse.ask(REMOVE_ORPHAN_FILES)
+    # Somebody expires versions, and is killed after the first file.
+    (claim,) = lab.queue.pick(EXPIRE_SNAPSHOTS)
+    (oldest,) = (one.path for one in lance_files(place, 1))
+    (place / "data" / oldest).unlink()
+    assert lab.run(REMOVE_ORPHAN_FILES) == 1
+    details = warehouse.details(orphans)
+    assert details.info.status is TaskStatus.SCHEDULED
+    assert "do not exist" in str(details.attempts[0].message)
+    assert all(one.exists() for one in left)
+    lab.queue.fail(claim, "killed", Failure.STOPPED)
+    warehouse.control(Action.RUN_NOW, expiry)
+    assert lab.run(EXPIRE_SNAPSHOTS) == 1
+    warehouse.control(Action.RUN_NOW, orphans)
+    assert lab.run(REMOVE_ORPHAN_FILES) == 1
+    for task in (expiry, orphans):
+        assert warehouse.details(task).info.status is TaskStatus.SUCCESS
+    invariants.assert_no_live_file_missing(place)
+    invariants.assert_nothing_deletable_left(place)
+
+
+def test_damage_stays_damage_when_nobody_else_is_at_the_table(lab: Lab, tmp_path: Path) -> None:
+    place = lance_table(tmp_path / "lake" / "t.lance", 6)
+    warehouse = lab.lance(tmp_path / "lake")
+    for queue in (EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES):
+        warehouse.configure(queue)
+    (oldest,) = (one.path for one in lance_files(place, 1))
+    (place / "data" / oldest).unlink()
+    # One that only waits has begun nothing.
+    warehouse.ask(EXPIRE_SNAPSHOTS)
+    (orphans,) = warehouse.ask(REMOVE_ORPHAN_FILES)
+    lab.run(REMOVE_ORPHAN_FILES)
+    assert warehouse.details(orphans).info.status is TaskStatus.FAILED
+
+
+def lance_files(place: Path, version: int) -> list[Any]:
+    import lance
+
+    opened = lance.dataset(str(place), version=version)
+    return [file for one in opened.get_fragments() for file in one.data_files()]
 
 
 def test_shallow_clone_without_a_task_keeps_what_it_needs(lab: Lab, tmp_path: Path) -> None:

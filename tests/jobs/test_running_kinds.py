@@ -45,6 +45,21 @@ def registered(lab: Lab, lake: Lake) -> Registered:
     return lab.register(WarehouseKind.LAKEWARDEN, str(lake.root))
 
 
+def test_a_warehouse_that_lets_nothing_go_says_why(lab: Lab, tmp_path: Path) -> None:
+    lake = filled(tmp_path / "wh")
+    warehouse = registered(lab, lake)
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    tasks = warehouse.ask(EXPIRE_SNAPSHOTS, "points", "lines")
+    lab.run(EXPIRE_SNAPSHOTS)
+    for task in tasks:
+        result = warehouse.result(task)
+        assert result["expired_snapshots_count"] == 0
+        rule = "among the last 3, or younger than 5 days"
+        assert result["kept_snapshots_reasons"][rule] == result["kept_snapshots_count"] == 7
+        assert f"7 versions stay (7 {rule}" in str(warehouse.details(task).message)
+    assert len(set(invariants.versions(lake.place("points")))) == 7
+
+
 def test_versions_of_a_warehouse_expire_each_table_by_its_rules(lab: Lab, tmp_path: Path) -> None:
     lake = filled(tmp_path / "wh")
     lake.warehouse.create_tag("before")

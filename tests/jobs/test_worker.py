@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lakewarden.errors import UsageError
+from lakewarden.errors import Refused, UsageError
 from lakewarden.jobs.database import open_database
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, QUEUES, REMOVE_ORPHAN_FILES, TASK_LOG_CLEANUP
 from lakewarden.jobs.running import Engine
@@ -99,6 +99,13 @@ def test_loop_that_dies_is_started_again_and_the_others_go_on() -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert started == {"frail": 3, "steady": 1}
+
+
+def test_database_that_nobody_made_is_not_waited_for(tmp_path: Path) -> None:
+    settings = WorkerSettings(f"sqlite:///{tmp_path}/slip.db", nothing, {TASK_LOG_CLEANUP: 1})
+    with pytest.raises(Refused, match="there is no database"):
+        run_workers(settings, Event())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_database_that_is_away_when_workers_start_is_waited_for(

@@ -146,7 +146,7 @@ def test_only_hashes_of_tokens_are_kept(plain: Service) -> None:
 
 def test_who_changed_what_is_written_down(service: Service) -> None:
     lake = service.warehouse()
-    lake.enable(**{"max-snapshot-age-ms": 7, "note": "not a setting"})
+    lake.enable(**{"max-snapshot-age-ms": 7, "queue-name": "not a setting"})
     service.world._pass(1)
     body = {"entity": lake.entity()}
     path = f"{lake.path}/task-queue/expire_snapshots/schedule"

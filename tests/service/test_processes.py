@@ -20,8 +20,11 @@ import pytest
 from lakewarden.jobs.tasks import EntityType
 from lakewarden.jobs.tokens import Role, Tokens
 from lakewarden.jobs.warehouses import FoundTable, WarehouseKind, Warehouses
+from lakewarden.jobs.worker import WORKERS
 from lakewarden.world import SystemChance
+from tests.jobs.test_worker import wait_until
 from tests.postgres import PostgresServer
+from tests.warehouse.cleaning import new_lake
 
 pytestmark = pytest.mark.slow
 
@@ -142,3 +145,46 @@ def test_two_instances_on_one_database_are_one_service(
         _, more = other.end()
     assert token not in str(lines) + str(more)
     assert {line["level"] for line in lines + more} == {"info"}
+
+
+def test_commits_while_no_service_runs_are_found_when_one_starts(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path / "wh")
+    for name in ("busy", "idle"):
+        lake.lance("create", name, 0)
+    # Nobody works on tasks; somebody looks for commits.
+    environment = {
+        "LAKEWARDEN__DETECT_INTERVAL": "200ms",
+        **dict.fromkeys(WORKERS.values(), "0"),
+    }
+    arguments = ("--data-directory", str(tmp_path / "data"), "--workers")
+    with serving(environment, *arguments) as server:
+        body = {"warehouse-name": "wh", "kind": "lakewarden", "location": str(lake.root)}
+        number = server.call("POST", "/warehouse", json=body).json()["warehouse-id"]
+        config = {"queue-config": {"enable-optimize": True, "min-files": 3}}
+        path = f"/warehouse/{number}/task-queue/optimize/config"
+        assert server.call("POST", path, json=config).status_code == 204
+
+        def have_been_seen() -> bool:
+            listed = server.call("GET", f"/warehouse/{number}/tables").json()["tables"]
+            return all(one["changed-at"] is not None for one in listed)
+
+        wait_until(have_been_seen)
+        server.process.kill()
+        server.process.wait()
+    for step in range(1, 4):
+        lake.lance("append", "busy", step)
+    with serving(environment, *arguments) as server:
+
+        def listed() -> list[dict[str, Any]]:
+            answer = server.call("POST", f"/warehouse/{number}/task/list", json={})
+            tasks: list[dict[str, Any]] = answer.json()["tasks"]
+            return tasks
+
+        wait_until(lambda: bool(listed()))
+        (task,) = listed()
+        assert (task["queue-name"], task["entity-name"]) == ("optimize", ["db", "busy"])
+        told = server.call("GET", f"/warehouse/{number}/task/by-id/{task['task-id']}").json()
+        assert told["task-data"]["origin"] == "commit"
+        assert "files fewer" in told["task-data"]["reason"]
+        code, _ = server.end()
+    assert code == 0

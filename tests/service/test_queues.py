@@ -49,7 +49,7 @@ def test_nothing_stored_is_shown_as_nothing(service: Service, queue: str) -> Non
 @pytest.mark.parametrize("queue", DEFAULTS)
 def test_a_config_is_shown_exactly_as_it_was_stored(service: Service, queue: str) -> None:
     path = path_of(service.warehouse(), queue)
-    config = {**DEFAULTS[queue], "later": {"deep": [None, 1.5, "\u00fc"]}}
+    config = DEFAULTS[queue]
     body = {"queue-config": {**config, "queue-name": "anything"}, "unknown": 1}
     answer = service.post(path, body)
     assert (answer.status_code, answer.content) == (204, b"")
@@ -87,16 +87,20 @@ def test_a_heartbeat_time_stays_until_another_is_set(service: Service) -> None:
         ("remove_orphan_files", {"target-reclaim-bytes": -1}),
         ("remove_orphan_files", {"dry-run": 1}),
         ("optimize", {"min-files": 1}),
+        ("expire_snapshots", {"max-snapshot-age": 1}),
+        ("remove_orphan_files", {"default_older_than_ms": 1}),
+        ("optimize", {"later": {"deep": [None, 1.5, "\u00fc"]}}),
     ],
 )
 def test_a_config_that_cannot_be_used_changes_nothing(
     service: Service, queue: str, config: dict[str, Any]
 ) -> None:
     path = path_of(service.warehouse(), queue)
-    service.post(path, {"queue-config": {"mine": 1}})
+    stored = {f"enable-{queue.replace('_', '-')}": False}
+    assert service.post(path, {"queue-config": stored}).status_code == 204
     message = refusal(service.post(path, {"queue-config": config}), 400, "InvalidQueueConfig")
     assert next(iter(config)) in message
-    assert service.get(path).json()["queue-config"] == {"mine": 1, "queue-name": queue}
+    assert service.get(path).json()["queue-config"] == {**stored, "queue-name": queue}
 
 
 def test_a_config_counts_for_tables_that_nobody_writes_to(service: Service) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -255,15 +257,26 @@ def _authenticates(wanted: bool | None, address: str) -> bool:
     return wanted
 
 
-def _embedded(directory: Path, *, up_to_date: bool = True) -> str:
-    """Return the address of the embedded database, made or brought up to date if need be."""
+def _embedded(directory: Path, *, make: bool = True, up_to_date: bool = True) -> str:
+    """Return the address of the embedded database, made or brought up to date if need be.
+
+    Who only uses it does not `make` it: a mistyped directory would be a new service with no tokens.
+    """
     _require_service()
     from lakewarden.jobs.database import migrate as bring_up_to_date
 
     place = directory.expanduser().absolute()
+    if not make and not (place / _DATABASE).exists():
+        raise Refused(
+            ErrorKind.NOT_FOUND,
+            f"there is no database in {place}; check --data-directory and --database-url, or make one "
+            f"there with lakewarden serve or lakewarden migrate",
+        )
     try:
         # It holds credentials of warehouses.
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (place / _DATABASE).touch(mode=0o600)
+        (place / _DATABASE).chmod(0o600)
     except OSError as error:
         raise UsageError(
             ErrorKind.USAGE,
@@ -272,7 +285,6 @@ def _embedded(directory: Path, *, up_to_date: bool = True) -> str:
     url = f"sqlite:///{place / _DATABASE}"
     if up_to_date:
         bring_up_to_date(url)
-        (place / _DATABASE).chmod(0o600)
     return url
 
 
@@ -344,13 +356,15 @@ def create_token(
         )
     from lakewarden.jobs.tokens import Role
 
-    tokens, audit = _tokens(database_url, data_directory)
-    with tokens.database.reading() as connection:
+    with (
+        _tokens(database_url, data_directory) as (tokens, audit),
+        tokens.database.writing() as connection,
+    ):
         now = tokens.database.moment(connection)
-    made, secret = tokens.create(
-        name, Role(role.value), expires_at=None if age is None else _later(now, age)
-    )
-    audit.record(_ACTOR, "create_token", None, {"name": name, "role": role.value})
+        until = None if age is None else _later(now, age)
+        made, secret = tokens.create(name, Role(role.value), expires_at=until, joined=connection)
+        context = {"name": name, "role": role.value}
+        audit.record(_ACTOR, "create_token", None, context, joined=connection)
     text = f"{secret}\n{name} may {role.value}; keep the token, it is not shown again"
     _tell(json, text, "token", token=secret, **_row(made))
 
@@ -376,8 +390,8 @@ def list_tokens(
 
       lakewarden token list
     """
-    tokens, _ = _tokens(database_url, data_directory)
-    rows = [_row(one) for one in tokens.all()]
+    with _tokens(database_url, data_directory) as (tokens, _):
+        rows = [_row(one) for one in tokens.all()]
     text = "\n".join(
         f"{row['name']:<24}  {row['role']:<8}  since {row['created_at'][:10]}"
         + (f", until {row['expires_at'][:10]}" if row["expires_at"] else "")
@@ -399,9 +413,12 @@ def revoke_token(
 
       lakewarden token revoke grafana
     """
-    tokens, audit = _tokens(database_url, data_directory)
-    tokens.revoke(name)
-    audit.record(_ACTOR, "revoke_token", None, {"name": name})
+    with (
+        _tokens(database_url, data_directory) as (tokens, audit),
+        tokens.database.writing() as connection,
+    ):
+        tokens.revoke(name, joined=connection)
+        audit.record(_ACTOR, "revoke_token", None, {"name": name}, joined=connection)
     _tell(json, f"the token of {name} is revoked", "token", name=name, revoked=True)
 
 
@@ -412,15 +429,19 @@ def register(main: typer.Typer) -> None:
     main.add_typer(app, name="token")
 
 
-def _tokens(database_url: str | None, directory: Path) -> tuple[Tokens, Audit]:
-    url = database_url or _embedded(directory)
+@contextmanager
+def _tokens(database_url: str | None, directory: Path) -> Iterator[tuple[Tokens, Audit]]:
+    url = database_url or _embedded(directory, make=False)
     _require_service()
     from lakewarden.jobs.database import open_database
     from lakewarden.jobs.tokens import Audit, Tokens
     from lakewarden.world import SystemChance
 
     database = open_database(url)
-    return Tokens(database, SystemChance()), Audit(database, SystemChance())
+    try:
+        yield Tokens(database, SystemChance()), Audit(database, SystemChance())
+    finally:
+        database.close()
 
 
 def _row(one: Principal) -> dict[str, Any]:

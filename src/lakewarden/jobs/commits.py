@@ -1,9 +1,10 @@
 """What follows from a commit: it is written down, and tasks that it makes worthwhile are queued.
 
-Both in one transaction, so that no crash in between loses a task.  Commits come from the warehouse
-when they are ours, and from a change detector for tables of others: it compares what a catalog or a
-listing shows (`marker`) with what was seen last, and looks closer at tables that differ.  The same commit told
-twice changes nothing.
+Both in one transaction of the service's database, so that no crash in between loses a task.  The commit
+itself was made before, on the store or in a catalog, by whoever writes: a change detector compares what
+a log, a catalog or a listing shows (`marker`) with what was seen last, and looks closer at tables that
+differ.  As long as a commit is not written down it is news, so it does not matter who was away when
+it was made.  The same commit told twice changes nothing.
 """
 
 from __future__ import annotations
@@ -111,9 +112,11 @@ class Commits:
         queue: str,
         config: object,
         max_seconds_since_last_heartbeat: int | None = None,
+        *,
+        joined: sa.Connection | None = None,
     ) -> None:
         """Set a queue's config, and decide anew about the tables that it concerns."""
-        with self.queue.database.writing() as connection:
+        with self.queue.database.writing(joined) as connection:
             ConfigStore(self.queue.database).set_with(
                 connection, scope, queue, config, max_seconds_since_last_heartbeat
             )

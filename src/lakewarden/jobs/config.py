@@ -8,9 +8,10 @@ properties of ours (`lakewarden.…`) beat those of the same name that Lakekeepe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
@@ -158,16 +159,27 @@ _COLLECTING = frozenset({EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES})
 def parse_config(queue: str, given: object) -> dict[str, Any]:
     """Return a config as it is stored, or raise InvalidQueueConfig.
 
-    It is stored as it was given, keys that nobody knows included: what is read back is what was
-    written.  Only the queue's own name, which reading adds, is left out.
+    It is stored as it was given: what is read back is what was written.  Only the queue's own name,
+    which reading adds, is left out.  A key that is none is refused: whoever mistypes a threshold must
+    not get the default.
     """
     settings = SETTINGS[queue_kind(queue).name]
     if not isinstance(given, Mapping):
         raise _invalid(queue, "a config is an object")
+    known = [setting.key for setting in settings]
+    for key in given:
+        if key not in known and key != QUEUE_NAME:
+            raise _invalid(queue, f"{str(key)[:50]!r} is no setting of it; {_nearest(key, known)}")
     for setting in settings:
         if setting.key in given:
             _check(queue, setting, given[setting.key])
     return {key: value for key, value in given.items() if key != QUEUE_NAME}
+
+
+def _nearest(key: object, known: Sequence[str]) -> str:
+    spelled = str(key)[:50].lower().replace("_", "-")
+    found = get_close_matches(spelled, known, 1)
+    return f"did you mean {found[0]}?" if found else f"there are {', '.join(known)}"
 
 
 def _check(queue: str, setting: Setting, value: object) -> None:

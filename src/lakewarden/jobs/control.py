@@ -48,6 +48,7 @@ class TaskControl:
         task_ids: Sequence[UUID],
         *,
         at: datetime | None = None,
+        joined: sa.Connection | None = None,
     ) -> None:
         """Do one thing to tasks of a scope; `at` goes with RUN_AT only."""
         if len(task_ids) > TASKS_MAX:
@@ -62,7 +63,7 @@ class TaskControl:
             )
         if not task_ids:
             return
-        with self.database.writing() as connection:
+        with self.database.writing(joined) as connection:
             active = sa.select(TASK).where(
                 TASK.c.task_id.in_(task_ids),
                 TASK.c.project_id == scope.project_id,

@@ -55,12 +55,16 @@ class Database:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[sa.Connection]:
+    def writing(self, joined: sa.Connection | None = None) -> Iterator[sa.Connection]:
         """Yield a connection whose changes are made together when the block ends, or not at all.
 
-        On SQLite there is one writer at a time, from the first statement on: two that read first and
-        then write would both lose.
+        Whoever is in such a block already passes its connection on, to be `joined`: the outer block
+        ends both.  On SQLite there is one writer at a time, from the first statement on: two that read
+        first and then write would both lose.
         """
+        if joined is not None:
+            yield joined
+            return
         engine = self.engine.execution_options(**{_IMMEDIATE: True})
         with translated(), engine.begin() as connection:
             yield connection
@@ -121,6 +125,7 @@ def check(url: str) -> None:
 
 
 def _check(engine: sa.Engine) -> None:
+    _refuse_missing(engine.url)
     with translated(), engine.connect() as connection:
         found = _revision(connection)
     _refuse_newer(found)
@@ -129,6 +134,23 @@ def _check(engine: sa.Engine) -> None:
             ErrorKind.DATABASE_OUTDATED,
             f"the service's database is at revision {found or 'none'}, this release needs {_head()}; "
             "stop the workers and run: lakewarden migrate",
+        )
+
+
+def _refuse_missing(url: sa.URL) -> None:
+    """Refuse a file that is not there: SQLite would make one, and nobody would notice the slip.
+
+    Where even the directory is missing, it may be a mount that is still to come.
+    """
+    if url.get_backend_name() != "sqlite" or "uri" in url.query:
+        return
+    assert url.database is not None
+    place = Path(url.database)
+    if place.parent.is_dir() and not place.exists():
+        raise Refused(
+            ErrorKind.NOT_FOUND,
+            f"there is no database at {place}; check the address, or if it is to be a new one, run: "
+            "lakewarden migrate",
         )
 
 

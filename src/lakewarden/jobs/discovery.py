@@ -98,16 +98,12 @@ class Discovery:
     warehouses: Warehouses
     commits: Commits
 
-    def refresh(self, warehouse_id: UUID) -> list[TableEntity]:
-        """Make known what tables a warehouse has now and what they say, and return them.
-
-        Raises WarehouseNotReadable, and changes nothing then.
-        """
+    def find(self, warehouse_id: UUID) -> list[FoundTable]:
+        """Return what tables a warehouse has now and what they say, or raise WarehouseNotReadable."""
         info, access = self.warehouses.get(warehouse_id), self.warehouses.access(warehouse_id)
         with _readable(access):
             source = open_source(info, access)
-            found = _with_properties(source, _found(source))
-        return self.warehouses.refresh(warehouse_id, found)
+            return _with_properties(source, _found(source))
 
     def detect(self, warehouse_id: UUID) -> list[Outcome]:
         """Find tables that are new or gone, and those with new commits; queue what is worthwhile."""

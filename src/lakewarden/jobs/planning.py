@@ -8,6 +8,8 @@ from datetime import timedelta
 from glob import escape
 from uuid import UUID
 
+from lakewarden import expiry as snapshots
+from lakewarden import retention
 from lakewarden.errors import ErrorKind, NotFound
 from lakewarden.expiry import ExpiryPolicy
 from lakewarden.formats.iceberg.target import CatalogTarget
@@ -22,18 +24,20 @@ from lakewarden.maintenance.fleet import IcebergTargets, Targets
 from lakewarden.maintenance.optimize import Row
 from lakewarden.maintenance.pinned import target_of
 from lakewarden.maintenance.places import Alone, Place, Together
-from lakewarden.maintenance.plan import TablePlan
+from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.removal import TableReceipt
 from lakewarden.maintenance.survey import Reading
 from lakewarden.maintenance.warehouse import Request
 from lakewarden.model import Format
 from lakewarden.packing import Rules as FileRules
-from lakewarden.retention import OnTagged, Policy
+from lakewarden.retention import NOT_BEFORE, OnTagged, Policy
 from lakewarden.storage.location import Location
 from lakewarden.warehouse.reclaiming import Rules
 
 #: Bytes that are rewritten between two questions whether to go on.
 _PORTION_BYTES = 4 << 30
+#: Reasons that only say that the log of a warehouse of ours, whose rules these are, wants it.
+_BY_LOG = frozenset({snapshots.BY_WAREHOUSE, snapshots.UNTOUCHED, retention.UNTOUCHED})
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,24 @@ class Planned:
     #: What making the plan cost.
     requests: Mapping[str, int]
     execute: Callable[[Gate, float | None], Done]
+    #: The plan that the rows are of.
+    plan: Plan
+    #: What tells more than the pipeline, which is only told to keep versions of a warehouse of ours.
+    rules: Mapping[str, str] = field(default_factory=dict)
+
+    def kept_because(self, keys: Collection[str]) -> dict[str, dict[str, int]]:
+        """Return for how many versions of each of these tables each reason to stay holds."""
+        ids = {key: self.rows[key].table_id for key in keys if self.rows[key].table_id >= 0}
+        found = self.plan.kept_because(list(ids.values())) if ids else {}
+        return {key: self._in_words(key, found[number]) for key, number in ids.items()}
+
+    def _in_words(self, key: str, reasons: Mapping[str, int]) -> dict[str, int]:
+        told: dict[str, int] = {}
+        for reason, number in reasons.items():
+            by_log = reason in _BY_LOG or reason.startswith(NOT_BEFORE)
+            words = self.rules[key] if by_log and key in self.rules else reason
+            told[words] = max(number, told.get(words, 0))
+        return told
 
     def refresh(self) -> None:
         """Forget what was known of a warehouse of ours before the run."""
@@ -127,7 +149,7 @@ def _others(
         done = removal.execute(plan, reading, rate_limit=rate_limit, gate=gate)
         return Done({one.table_key: one for one in done.tables}, done.requests)
 
-    return Planned(source, keys, _rows(plan.tables, keys), plan.requests, execute)
+    return Planned(source, keys, _rows(plan.tables, keys), plan.requests, execute, plan)
 
 
 def _own(
@@ -159,7 +181,8 @@ def _own(
         return Done(mine, done.requests)
 
     rows = _rows(plan.tables.tables, keys)
-    return Planned(source, keys, rows, plan.tables.requests, execute)
+    words = {keys[number]: rule.of_one_table() for number, rule in rules.items()}
+    return Planned(source, keys, rows, plan.tables.requests, execute, plan.tables, words)
 
 
 def _rows(found: Sequence[TablePlan], keys: Mapping[UUID, str]) -> dict[str, TablePlan]:

@@ -89,9 +89,9 @@ class TaskQueue:
         with self.database.writing() as own:
             return self.enqueue(tasks, connection=own)
 
-    def schedule(self, task: NewTask) -> UUID:
+    def schedule(self, task: NewTask, *, joined: sa.Connection | None = None) -> UUID:
         """Add a task that somebody asked for, or raise TaskAlreadyActive."""
-        with self.database.writing() as connection:
+        with self.database.writing(joined) as connection:
             (made,) = self.enqueue([task], connection=connection)
             if made is None:
                 active = sa.select(TASK.c.task_id).where(TASK.c.slot == task.slot)
@@ -168,6 +168,25 @@ class TaskQueue:
             for told, alike in groupby(ordered, key=_told):
                 _renew(connection, told, list(alike), now)
             return _signals(connection, [beat.claim for beat in ordered])
+
+    def had_company(self, claim: Claim) -> bool:
+        """Tell whether tasks of other queues were at the same table since this attempt began.
+
+        Also one that waits for its next attempt: what it has begun is not finished.
+        """
+
+        def others(table: sa.Table, at: sa.ColumnElement[bool]) -> sa.Exists:
+            return sa.exists().where(
+                table.c.warehouse_id == claim.scope.warehouse_id,
+                table.c.entity_id == claim.entity.id,
+                table.c.queue_name != claim.queue,
+                at,
+            )
+
+        ended = TASK_LOG.c.ended_at >= claim.picked_up_at
+        either = sa.or_(others(TASK, TASK.c.attempt > 0), others(TASK_LOG, ended))
+        with self.database.reading() as connection:
+            return bool(connection.scalar(sa.select(either)))
 
     # -- done ------------------------------------------------------------------------------------
 

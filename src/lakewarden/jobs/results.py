@@ -43,6 +43,8 @@ _PERMANENT = frozenset(
     }
 )
 
+#: Of why versions stay, a message says so much.
+_REASONS_SHOWN = 5
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -71,6 +73,22 @@ def expired(planned: TablePlan, done: TableReceipt | None) -> dict[str, Any]:
         "kept_snapshots_count": planned.versions_kept,
         "skipped": planned.skipped,
     }
+
+
+def kept(reasons: Mapping[str, int]) -> dict[str, Any]:
+    """Return why versions stay, for a run that let none go; one may have several reasons."""
+    return {"kept_snapshots_reasons": dict(reasons)} if reasons else {}
+
+
+def kept_message(result: Mapping[str, Any]) -> str:
+    """Say the same in words, to be added to a message."""
+    reasons = result.get("kept_snapshots_reasons", {})
+    shown = [f"{number} {reason}" for reason, number in list(reasons.items())[:_REASONS_SHOWN]]
+    if not shown:
+        return ""
+    shown += ["…"] if len(reasons) > len(shown) else []
+    number = result["kept_snapshots_count"]
+    return f"; {number} version{' stays' if number == 1 else 's stay'} ({', '.join(shown)})"
 
 
 def _deleted(gone: RemovalStats) -> dict[str, Any]:

@@ -327,19 +327,30 @@ class Runner:
             if key in few:
                 fine[key] = hand
             elif row.error is not None:
-                holding.fail(claim, row.error, results.failure_of(row.error_kind), result)
+                holding.fail(claim, row.error, self._failure(claim, row.error_kind), result)
             elif receipt is not None and receipt.error_kind == ErrorKind.STOPPED.value:
                 end = holding.ended(claim) or End("it was stopped", Failure.STOPPED)
                 holding.end_of(claim, end, result)
             elif receipt is not None and receipt.outdated:
                 again.append(hand)
             elif receipt is not None and receipt.error is not None:
-                failure = results.failure_of(receipt.error_kind)
+                failure = self._failure(claim, receipt.error_kind)
                 holding.fail(claim, receipt.error, failure, result)
             else:
                 fine[key] = hand
         self._succeed(holding, planned, fine, done, few)
         return again
+
+    def _failure(self, claim: Claim, kind: str | None) -> Failure:
+        """Tell failures that stay from those that may pass.
+
+        Expiry takes a version's files before the version itself, so whoever looks at the table in between,
+        or after it was killed, sees what looks like damage.
+        """
+        failure = results.failure_of(kind)
+        if failure is Failure.PERMANENT and self.queue.had_company(claim):
+            return Failure.TRANSIENT
+        return failure
 
     def _succeed(
         self,
@@ -360,9 +371,12 @@ class Runner:
         following = dict(
             zip(expiring, concurrently(decide, list(expiring.values()), TOGETHER), strict=True)
         )
+        idle = [key for key in expiring if key in few or _is_idle(planned.rows[key])]
+        kept = planned.kept_because(idle)
         for key, hand in fine.items():
             row, receipt = planned.rows[key], done.get(key)
             result = _result(hand, row, receipt)
+            why = results.kept(kept.get(key, {}))
             if isinstance(hand.settings, OrphanSettings):
                 message = results.orphans_message(result)
                 after = successors.after_orphans(
@@ -376,9 +390,12 @@ class Runner:
                     f"{hand.min_snapshots} that are worth a run"
                 )
                 message = f"nothing was done: {reason}"
-                result = results.skipped(reason) | {"requests": dict(hand.requests)}
+                told = {"kept_snapshots_count": row.versions_kept, "requests": dict(hand.requests)}
+                result = results.skipped(reason) | told
             elif row.skipped is not None:
                 message = f"nothing was done: {row.skipped}"
+            result |= why
+            message += results.kept_message(result)
             result |= results.scheduled(after.decision, after.at)
             holding.succeed(
                 hand.claim, message, result, rate=after.decision.rate, successor=after.task
@@ -458,6 +475,11 @@ def _groups(source: Source, hands: Sequence[InHand]) -> Iterator[Group]:
 def _is_few(row: TablePlan, hand: InHand) -> bool:
     """Tell whether fewer versions can go than are worth a run."""
     return row.stands and row.removal.old_versions_removed < hand.min_snapshots
+
+
+def _is_idle(row: TablePlan) -> bool:
+    """Tell whether no version goes."""
+    return row.skipped is not None or not row.removal.old_versions_removed
 
 
 def _result(hand: InHand, row: TablePlan, receipt: TableReceipt | None) -> dict[str, Any]:

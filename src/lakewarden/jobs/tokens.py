@@ -76,11 +76,16 @@ class Tokens:
     chance: Chance
 
     def create(
-        self, name: str, role: Role, *, expires_at: datetime | None = None
+        self,
+        name: str,
+        role: Role,
+        *,
+        expires_at: datetime | None = None,
+        joined: sa.Connection | None = None,
     ) -> tuple[Principal, str]:
         """Make a token, and return it: it cannot be shown again."""
         secret = f"{PREFIX}{self.chance.below(2**_BITS):064x}"
-        with self.database.writing() as connection:
+        with self.database.writing(joined) as connection:
             now = self.database.moment(connection)
             made = Principal(ordered_id(now, self.chance), name, role, now, expires_at)
             new = upsert(connection, TOKEN).values(
@@ -118,8 +123,8 @@ class Tokens:
                 for row in connection.execute(sa.select(TOKEN).order_by(TOKEN.c.name))
             ]
 
-    def revoke(self, name: str) -> None:
-        with self.database.writing() as connection:
+    def revoke(self, name: str, *, joined: sa.Connection | None = None) -> None:
+        with self.database.writing(joined) as connection:
             if not connection.execute(sa.delete(TOKEN).where(TOKEN.c.name == name)).rowcount:
                 raise not_found("TokenNotFound", f"there is no token {name!r}")
 
@@ -137,9 +142,14 @@ class Audit:
         action: str,
         scope: Scope | None = None,
         context: Mapping[str, Any] | None = None,
+        *,
+        joined: sa.Connection | None = None,
     ) -> None:
-        """Write down what was done.  What is passed as `context` must hold no credential."""
-        with self.database.writing() as connection:
+        """Write down what was done, in the transaction that does it.
+
+        What is passed as `context` must hold no credential.
+        """
+        with self.database.writing(joined) as connection:
             now = self.database.moment(connection)
             connection.execute(
                 sa.insert(AUDIT).values(

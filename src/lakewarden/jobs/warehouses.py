@@ -135,10 +135,11 @@ class Warehouses:
         *,
         access: Access | None = None,
         project_id: UUID = DEFAULT_PROJECT,
+        joined: sa.Connection | None = None,
     ) -> WarehouseInfo:
         """Add a warehouse.  A name is used once in a project."""
         secret = access or Access()
-        with self.database.writing() as connection:
+        with self.database.writing(joined) as connection:
             now = self.database.moment(connection)
             info = WarehouseInfo(
                 ordered_id(now, self.chance), project_id, name, kind, location, now
@@ -187,10 +188,10 @@ class Warehouses:
             kept = connection.scalar(query)
         return Access() if kept is None else Access(**kept)
 
-    def delete(self, warehouse_id: UUID) -> None:
+    def delete(self, warehouse_id: UUID, *, joined: sa.Connection | None = None) -> None:
         """Forget a warehouse and its tables, unless tasks are active.  No file is touched."""
         mine = TASK.c.warehouse_id == warehouse_id
-        with self.database.writing() as connection:
+        with self.database.writing(joined) as connection:
             # First, so that nobody queues a task in between: tables are known no more.
             gone = sa.delete(WAREHOUSE).where(WAREHOUSE.c.id == warehouse_id)
             found = connection.execute(gone).rowcount

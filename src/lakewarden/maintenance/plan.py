@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -174,6 +174,28 @@ class Plan:
             }
             for row in rows
         ]
+
+    def kept_because(self, tables: Collection[int]) -> dict[int, dict[str, int]]:
+        """Return for how many versions of these tables each reason holds; one may have several.
+
+        Refs are told by their kind alone: there may be thousands.
+        """
+        kind = r"^(head of branch|branch|tag) .*?(?=, last \d+$| starts here$|$)"
+        words = F.transform(
+            F.split("reasons", "; "), lambda one: F.regexp_replace(one, F.lit(kind), F.lit("$1"))
+        )
+        rows = (
+            self.versions.filter(F.col("kept") & F.col("root_id").isin(list(tables)))
+            .select("root_id", F.explode(F.array_distinct(words)).alias("reason"))
+            .groupBy("root_id", "reason")
+            .agg(F.count(F.lit(1)).alias("versions"))
+            .orderBy(F.desc("versions"), "reason")
+            .collect()
+        )
+        found: dict[int, dict[str, int]] = {number: {} for number in tables}
+        for row in rows:
+            found[row.root_id][row.reason] = row.versions
+        return found
 
     def _repr_html_(self) -> str:
         """Show the plan in a notebook."""

@@ -62,7 +62,7 @@ def _setting(one: Setting) -> dict[str, Any]:
 def _config_schema(queue: str) -> dict[str, Any]:
     properties = {one.key: _setting(one) for one in SETTINGS[queue]}
     properties[QUEUE_NAME] = {"type": "string", "description": "Added to answers; not stored."}
-    return {"type": "object", "properties": properties}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 def install(app: FastAPI) -> None:

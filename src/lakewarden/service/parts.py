@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import sqlalchemy as sa
 from fastapi import Depends, Request
 
 from lakewarden.jobs.commits import Commits
@@ -51,9 +52,11 @@ class Parts:
         action: str,
         scope: Scope | None = None,
         context: Mapping[str, Any] | None = None,
+        *,
+        joined: sa.Connection | None = None,
     ) -> None:
-        """Write down who did what; `context` holds no credential."""
-        self.audit.record(request.state.caller.name, action, scope, context)
+        """Write down who did what, in the transaction that does it; `context` holds no credential."""
+        self.audit.record(request.state.caller.name, action, scope, context, joined=joined)
 
 
 def open_parts(

@@ -10,7 +10,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from lakewarden.errors import ErrorKind
-from lakewarden.jobs.config import QUEUE_NAME, SETTINGS, effective, exclusion
+from lakewarden.jobs.config import QUEUE_NAME, effective, exclusion
 from lakewarden.jobs.config_store import StoredConfig
 from lakewarden.jobs.queues import QUEUES, queue_kind
 from lakewarden.jobs.refusals import bad_request, not_found
@@ -59,15 +59,14 @@ def _write(
             ErrorKind.QUEUE_CONFIG,
         )
     seconds = body.max_seconds_since_last_heartbeat
-    parts.commits.configure(scope, queue, given, seconds)
-    # Only what the queue knows: whatever else was stored may be anything.
-    known = {one.key for one in SETTINGS[queue]}
-    context = {
-        "queue_name": queue,
-        "queue_config": {key: value for key, value in given.items() if key in known},
-        "max_seconds_since_last_heartbeat": seconds,
-    }
-    parts.note(request, "modify_task_queue_config", scope, context)
+    with parts.database.writing() as connection:
+        parts.commits.configure(scope, queue, given, seconds, joined=connection)
+        context = {
+            "queue_name": queue,
+            "queue_config": {key: value for key, value in given.items() if key != QUEUE_NAME},
+            "max_seconds_since_last_heartbeat": seconds,
+        }
+        parts.note(request, "modify_task_queue_config", scope, context, joined=connection)
 
 
 def _reading(queue: str) -> Callable[..., TaskQueueConfig]:

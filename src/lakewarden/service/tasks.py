@@ -72,20 +72,21 @@ def _schedule(
             ErrorKind.QUEUE_UNKNOWN,
         )
     stored = parts.configs.get(scope, queue).config
-    reason = exclusion(queue, found.properties, stored, found.type)
-    if reason is not None:
-        raise reason
+    refusal = exclusion(queue, found.properties, stored, found.type)
+    if refusal is not None:
+        raise refusal
     if body.payload not in (None, {}):
         # Whoever writes {"dry-run": true} here must not get a run that deletes.
         raise bad_request(
             "InvalidTaskPayload",
             f"tasks of {queue} take no payload; what they do is set by the config and the table",
         )
-    made = parts.queue.schedule(
-        NewTask(queue, scope, found.entity, at, reason=f"asked for by {request.state.caller.name}")
-    )
-    context = {"queue_name": queue, "entity_id": str(found.id), "task_id": str(made)}
-    parts.note(request, "schedule_task", scope, context)
+    reason = f"asked for by {request.state.caller.name}"
+    with parts.database.writing() as connection:
+        task = NewTask(queue, scope, found.entity, at, reason=reason)
+        made = parts.queue.schedule(task, joined=connection)
+        context = {"queue_name": queue, "entity_id": str(found.id), "task_id": str(made)}
+        parts.note(request, "schedule_task", scope, context, joined=connection)
     return ScheduledTask(task_id=made)
 
 
@@ -240,11 +241,12 @@ def control_project_tasks(
 def _control(request: Request, parts: Parts, scope: Scope, body: ControlTasks) -> None:
     action = Action(body.action.action_type)
     at = body.action.scheduled_for if isinstance(body.action, RunAt) else None
-    parts.control.control(scope, action, body.task_ids, at=at)
-    if body.task_ids:
-        context = {
-            "action": action.value,
-            "task_ids": [str(one) for one in body.task_ids],
-            "scheduled_for": None if at is None else at.isoformat(),
-        }
-        parts.note(request, "control_tasks", scope, context)
+    with parts.database.writing() as connection:
+        parts.control.control(scope, action, body.task_ids, at=at, joined=connection)
+        if body.task_ids:
+            context = {
+                "action": action.value,
+                "task_ids": [str(one) for one in body.task_ids],
+                "scheduled_for": None if at is None else at.isoformat(),
+            }
+            parts.note(request, "control_tasks", scope, context, joined=connection)

@@ -61,16 +61,20 @@ def register(
     place = check_place(body.kind, body.location, access)
     # First: what cannot be read is not registered.
     found = discover(place, access)
-    made = parts.warehouses.register(
-        body.warehouse_name,
-        place.kind,
-        place.location,
-        access=access,
-        project_id=scope.project_id,
-    )
+    with parts.database.writing() as connection:
+        made = parts.warehouses.register(
+            body.warehouse_name,
+            place.kind,
+            place.location,
+            access=access,
+            project_id=scope.project_id,
+            joined=connection,
+        )
+        context = {"name": made.name, "kind": made.kind.value, "location": place.location}
+        whose = Scope(scope.project_id, made.id)
+        parts.note(request, "register_warehouse", whose, context, joined=connection)
+    # If this comes to nothing, whoever looks for changes finds the tables.
     parts.warehouses.refresh(made.id, found)
-    context = {"name": made.name, "kind": made.kind.value, "location": place.location}
-    parts.note(request, "register_warehouse", Scope(scope.project_id, made.id), context)
     return RegisteredWarehouse(warehouse_id=made.id, tables=len(found))
 
 
@@ -107,8 +111,9 @@ def show_warehouse(parts: PartsOf, warehouse_id: UUID) -> Warehouse:
 )
 def forget_warehouse(request: Request, parts: PartsOf, scope: WarehouseScope) -> None:
     assert scope.warehouse_id is not None
-    parts.warehouses.delete(scope.warehouse_id)
-    parts.note(request, "delete_warehouse", scope)
+    with parts.database.writing() as connection:
+        parts.warehouses.delete(scope.warehouse_id, joined=connection)
+        parts.note(request, "delete_warehouse", scope, joined=connection)
 
 
 @router.get(
@@ -147,10 +152,11 @@ def list_tables(
 def refresh_tables(request: Request, parts: PartsOf, scope: WarehouseScope) -> RefreshedTables:
     assert scope.warehouse_id is not None
     before = {one.id for one in parts.warehouses.tables(scope.warehouse_id)}
-    after = {one.id for one in parts.discovery.refresh(scope.warehouse_id)}
-    changes = {"added": len(after - before), "gone": len(before - after)}
-    parts.note(request, "refresh_tables", scope, {"tables": len(after), **changes})
-    return RefreshedTables(tables=len(after), **changes)
+    found = parts.discovery.find(scope.warehouse_id)
+    # First: there may be so many tables that they are made known in several transactions.
+    parts.note(request, "refresh_tables", scope, {"tables_found": len(found)})
+    after = {one.id for one in parts.warehouses.refresh(scope.warehouse_id, found)}
+    return RefreshedTables(tables=len(after), added=len(after - before), gone=len(before - after))
 
 
 def _key(name: tuple[str, ...]) -> str:

@@ -1,6 +1,7 @@
 """What goes over the wire: names with hyphens, explicit nulls, times in UTC.
 
-Keys that nobody knows are ignored, as Lakekeeper does; a value of the wrong type is refused.
+Keys that nobody knows are ignored, as Lakekeeper does, but for those of a queue's config; a value of
+the wrong type is refused.
 """
 
 from __future__ import annotations

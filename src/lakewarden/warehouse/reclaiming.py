@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused
 from lakewarden.expiry import Held
 from lakewarden.model import Format, format_duration, parse_duration
-from lakewarden.retention import MIN_AGE, Pins, check_rules, check_some
+from lakewarden.retention import MIN_AGE, NOT_BEFORE, Pins, check_rules, check_some
 from lakewarden.storage.location import Location
 from lakewarden.warehouse import forks
 from lakewarden.warehouse.commit import Head
@@ -66,6 +66,13 @@ class Rules:
         if self.before_version is not None:
             rules.append(f"before version {self.before_version}")
         return "remove versions of the warehouse " + " and ".join(rules)
+
+    def of_one_table(self) -> str:
+        """Say which versions stay of a table that has these rules for itself."""
+        if self.before_version is not None:
+            return f"{NOT_BEFORE} {self.before_version} of the warehouse"
+        age = format_duration(max(self.older_than or timedelta(0), self.min_age))
+        return f"among the last {max(self.keep or 0, RECOVERY)}, or younger than {age}"
 
 
 @dataclass(frozen=True, slots=True)
