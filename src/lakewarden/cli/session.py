@@ -177,6 +177,8 @@ def _settings(engine: Engine) -> dict[str, str]:
             "spark.sql.adaptive.enabled": "false",
             # Forks workers from a process that has the imports done.
             "spark.python.daemon.module": "lakewarden.pipeline.daemon",
+            # Half the time of a short task is its conversation with Python.
+            "spark.python.unix.domain.socket.enabled": "true",
         }
     return settings
 

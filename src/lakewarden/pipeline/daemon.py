@@ -2,8 +2,8 @@
 
 Named in `spark.python.daemon.module`.  A worker then starts in milliseconds instead of importing
 Arrow, protobuf and this package, and each task is some 100 ms shorter: Spark puts its own zipped
-Python first on the path and has every task read that archive's directory anew, once per package.
-The installed pyspark is used instead where it is the same release.
+Python and the jar of its core on the path, and has every task read the directories of all archives
+anew.  The jar holds no Python; the installed pyspark is used where it is the same release.
 """
 
 import sys
@@ -13,7 +13,8 @@ from pathlib import Path
 
 
 def without_archives(path: list[str]) -> list[str]:
-    """Return the path without zipped packages, if the same pyspark is installed beside them."""
+    """Return the path without jars, and without zipped packages if the same pyspark is installed."""
+    path = [entry for entry in path if not entry.endswith(".jar")]
     plain = [entry for entry in path if not entry.endswith(".zip")]
     installed = PathFinder.find_spec("pyspark", plain)
     if installed is None or installed.origin is None or PathFinder.find_spec("py4j", plain) is None:
