@@ -107,6 +107,47 @@ def test_indices_cover_everything_afterwards(tuner: Tuner, tmp_path: Path) -> No
     assert 820 in nearest.column("id").to_pylist()
 
 
+def test_a_table_whose_indices_are_mapped_later_still_finds_every_row(
+    tuner: Tuner, tmp_path: Path
+) -> None:
+    """Lance's own compaction, which does not look for that, ends with an index that finds nothing."""
+    table = in_pieces(tmp_path / "t.lance", 12)
+    tables.index(table)
+    found = lance.dataset(str(table))
+    found.optimize.compact_files(target_rows_per_fragment=300, defer_index_remap=True)
+    assert compacting.moves_later(lance.dataset(str(table)))
+    for start in range(1200, 1800, 100):
+        add(table, start)
+    found = lance.dataset(str(table))
+    before = rows(found)
+    (row,) = tuner.run(alone(table)).rows
+    assert row.fragments_removed > 6
+    found = lance.dataset(str(table))
+    assert rows(found) == before
+    assert uses_index(found, "id = 750")
+    for number in range(0, 1800, 50):
+        assert found.to_table(filter=f"id = {number}").column("id").to_pylist() == [number]
+
+
+def test_nothing_is_mapped_at_once_if_somebody_has_begun_to_do_it_later(tmp_path: Path) -> None:
+    table = in_pieces(tmp_path / "t.lance", 12)
+    tables.index(table)
+    found = lance.dataset(str(table))
+    version = Version(str(table), found.version)
+    work = compacting.plan(found, Rules())
+    results = [compacting.rewrite(version, piece.task) for piece in work.pieces]
+    found.optimize.compact_files(
+        target_rows_per_fragment=300, defer_index_remap=True, excluded_fragment_ids=[0, 1, 2]
+    )
+    head = lance.dataset(str(table))
+    done = compacting.commit(
+        version, lambda number: lance.dataset(str(table), version=number), results
+    )
+    assert done.fragments_removed == 0
+    assert done.lost == tuple(results)
+    assert lance.dataset(str(table)).version == head.version
+
+
 def rows_of(found: pa.Table) -> list[int]:
     return sorted(found.column("id").to_pylist())
 

@@ -34,6 +34,8 @@ _LARGE = 0.75
 _INDEXED_GAIN = 0.05
 #: Indices of Lance's own, which cover nothing.
 _SYSTEM = "__lance"
+#: The one that says where rows went that indices still name by their old addresses.
+_MOVED_ROWS = "__lance_frag_reuse"
 _CLEANS_ITSELF = "lance.auto_cleanup."
 #: What Lance says if others were faster; anything else leaves open what became of a commit.
 _PREEMPTED = re.compile("commit conflict|preempted by|incompatible with", re.IGNORECASE)
@@ -88,6 +90,16 @@ def cleans_itself(found: Any) -> bool:
     return any(key.startswith(_CLEANS_ITSELF) for key in found.config())
 
 
+def moves_later(found: Any) -> bool:
+    """Tell whether indices of this table name rows by addresses of earlier fragments.
+
+    Somebody has compacted it with `defer_index_remap`.  Whoever then moves rows and writes indices anew
+    at once gets indices that do not find them, also with Lance's own `compact_files`; so it is deferred
+    again.
+    """
+    return any(index.name == _MOVED_ROWS for index in found.describe_indices())
+
+
 def shape(found: Any) -> Shape:
     """Return what readers of a version meet."""
     fragments = {one.id: one for one in _fragments(found)}
@@ -129,6 +141,7 @@ def plan(found: Any, rules: Rules) -> Work:
         "materialize_deletions": True,
         "materialize_deletions_threshold": rules.deletions,
         "excluded_fragment_ids": [one.id for one in fragments if _is_fine(one, target, rules)],
+        "defer_index_remap": moves_later(found),
     }
     planned = Compaction.plan(found, options)
     pieces = [_piece(task, target) for task in planned.tasks]
@@ -229,11 +242,13 @@ def commit(version: Version, opening: Opening, results: Sequence[str]) -> Commit
             break
         parsed = [RewriteResult.from_json(one) for one in kept]
         read = opening(parsed[0].read_version)
-        if len(_untouched(read, kept, parsed)) < len(kept):
-            # Another table is there now, whose versions and fragments have the same numbers.
+        later = moves_later(read)
+        if len(_untouched(read, kept, parsed)) < len(kept) or moves_later(opening(None)) != later:
+            # Another table is there now, whose versions and fragments have the same numbers; or somebody
+            # has begun to defer what is done at once here.
             return Committed(0, 0, (*lost, *kept))
         try:
-            done = Compaction.commit(read, parsed)
+            done = Compaction.commit(read, parsed, {"defer_index_remap": later})
         except TROUBLE as error:
             if not _PREEMPTED.search(str(error)):
                 raise _unknown(error) from error
