@@ -24,7 +24,7 @@ _CALL = re.compile(r"^\$ (curl .*?)(?:\n(\{.*?))?(?=\n\$ |\Z)", re.DOTALL)
 def examples() -> list[tuple[list[str], Any]]:
     """Return the words of every call of curl on the page, and the answer that is shown."""
     found = []
-    for block in re.findall(r"```console\n(.*?)\n```", PAGE, re.DOTALL):
+    for block in re.findall(r"```text\n(.*?)\n```", PAGE, re.DOTALL):
         rest = block
         while rest:
             call = _CALL.match(rest)
