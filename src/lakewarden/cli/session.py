@@ -65,11 +65,9 @@ def tasks_for(spark: SparkSession, engine: Engine) -> int:
     asked = (engine.conf or {}).get("lakewarden.tasks")
     if asked is not None:
         return int(asked)
-    if engine.master is None and engine.remote is None:
-        return cores()
-    # DataFrame API only: the number of executors is not ours to ask, their default is.
-    parallelism = spark.conf.get("spark.default.parallelism", "") or ""
-    return int(parallelism) if parallelism.isdigit() else 16
+    from lakewarden.pipeline.frames import slots
+
+    return slots(spark)
 
 
 def start(engine: Engine) -> SparkSession:

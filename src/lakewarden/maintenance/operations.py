@@ -38,7 +38,7 @@ from lakewarden.maintenance.survey import Reading
 from lakewarden.maintenance.warehouse import WarehousePlan
 from lakewarden.model import MAIN, Guard, PrefixMismatch, parse_duration
 from lakewarden.packing import DELETIONS
-from lakewarden.pipeline.frames import ReadStores, Stores
+from lakewarden.pipeline.frames import ReadStores, Stores, slots
 from lakewarden.retention import MIN_AGE, OnTagged
 from lakewarden.storage.opening import Opener
 from lakewarden.warehouse import reclaiming
@@ -49,8 +49,6 @@ _LOG = logging.getLogger("lakewarden")
 Duration = timedelta | str
 #: Settings for the catalogs of `iceberg://` targets, or open PyIceberg catalogs by name.
 Catalogs = Mapping[str, Any]
-#: Tasks a stage is cut into, unless the caller knows better.
-TASKS = 16
 
 
 def plan_cleanup(
@@ -77,7 +75,7 @@ def plan_cleanup(
     catalog: Catalogs | None = None,
     guard: str = Guard.CATALOG,
     storage_options: Mapping[str, str] | None = None,
-    tasks: int = TASKS,
+    tasks: int | None = None,
 ) -> Plan:
     """Plan the removal of old versions; the options are those of `lakewarden cleanup`."""
     where = _targets(
@@ -115,7 +113,7 @@ def plan_warehouse_cleanup(
     min_age: Duration = MIN_AGE,
     unverified_after: Duration = UNVERIFIED_AFTER,
     delete_unverified: bool = False,
-    tasks: int = TASKS,
+    tasks: int | None = None,
 ) -> WarehousePlan:
     """Plan the removal of old versions of a warehouse, in all its tables and in its log.
 
@@ -131,7 +129,7 @@ def plan_warehouse_cleanup(
         age = None if older_than is None else _duration(older_than)
         rules = reclaiming.Rules(age, keep, before_version, _duration(min_age))
         request = warehouses.Request(rules, **margins)
-    reading = Reading(spark, warehouse.opener, SystemClock(), tasks)
+    reading = Reading(spark, warehouse.opener, SystemClock(), tasks or slots(spark))
     return warehouses.plan(warehouse, request, reading, now=reading.clock.now())
 
 
@@ -140,7 +138,7 @@ def keep_clean(
     warehouse: Warehouse,
     *,
     min_age: Duration = MIN_AGE,
-    tasks: int = TASKS,
+    tasks: int | None = None,
 ) -> None:
     """Clean tables in this session, in the background, when commits of `warehouse` make them due.
 
@@ -181,7 +179,7 @@ def plan_orphans(
     catalog: Catalogs | None = None,
     guard: str = Guard.CATALOG,
     storage_options: Mapping[str, str] | None = None,
-    tasks: int = TASKS,
+    tasks: int | None = None,
 ) -> Plan:
     """Plan the removal of files that no version names; see `lakewarden remove-orphans`."""
     request = cleanup.orphans(_duration(older_than), unsafe_below_floor=unsafe_below_floor)
@@ -223,10 +221,10 @@ def plan_optimize(
     )
     if isinstance(targets, Warehouse):
         place: Place = Together(targets, branch, tuple(tables), tuple(exclude))
-        reading = Reading(spark, targets.opener, SystemClock(), TASKS)
+        reading = Reading(spark, targets.opener, SystemClock(), slots(spark))
         return optimizing.plan(place, request, reading)
     targeted = _targets(targets, recursive=recursive, protect=(), exclude=exclude)
-    reading = _reading(spark, targeted, catalog, storage_options, TASKS)
+    reading = _reading(spark, targeted, catalog, storage_options, None)
     assert isinstance(reading.opening, Opener)
     place = Alone(targeted, reading.opening, reading.lake, tuple(tables))
     return optimizing.plan(place, request, reading)
@@ -245,7 +243,7 @@ def execute(
     rate_limit: float | None = None,
     catalog: Catalogs | None = None,
     storage_options: Mapping[str, str] | None = None,
-    tasks: int = TASKS,
+    tasks: int | None = None,
 ) -> Receipt: ...
 
 
@@ -257,14 +255,14 @@ def execute(
     rate_limit: float | None = None,
     catalog: Catalogs | None = None,
     storage_options: Mapping[str, str] | None = None,
-    tasks: int = TASKS,
+    tasks: int | None = None,
 ) -> Receipt | OptimizeReceipt:
     """Do what the plan says; tables that changed since are left alone, or tried again, and say so."""
     if isinstance(plan, OptimizePlan):
-        reading = Reading(spark, Opener(), SystemClock(), tasks)
+        reading = Reading(spark, Opener(), SystemClock(), tasks or slots(spark))
         return optimizing.execute(plan, reading)
     if isinstance(plan, WarehousePlan):
-        reading = Reading(spark, plan.warehouse.opener, SystemClock(), tasks)
+        reading = Reading(spark, plan.warehouse.opener, SystemClock(), tasks or slots(spark))
         return warehouses.execute(plan, reading, breakers=breakers, rate_limit=rate_limit)
     where = fleet.targets_of([table.table_key for table in plan.tables])
     reading = _reading(spark, where, catalog, storage_options, tasks)
@@ -308,7 +306,7 @@ def _reading(
     targets: fleet.Targets,
     catalog: Catalogs | None,
     options: Mapping[str, str] | None,
-    tasks: int,
+    tasks: int | None,
 ) -> Reading:
     lake = None
     if targets.iceberg.tables:
@@ -316,7 +314,7 @@ def _reading(
         opened = {k: v for k, v in (catalog or {}).items() if not isinstance(v, str)}
         lake = fleet.open_lake(properties, opened)
     opener = Opener(targets.iceberg.storage_options(lake) | dict(options or {}))
-    return Reading(spark, opener, SystemClock(), tasks, lake=lake)
+    return Reading(spark, opener, SystemClock(), tasks or slots(spark), lake=lake)
 
 
 def _duration(value: Duration) -> timedelta:

@@ -21,7 +21,7 @@ from lakewarden.pipeline.frames import as_text, from_text
 Brought = TypeVar("Brought", covariant=True)  # noqa: PLC0105  # reads better than Brought_co
 
 #: Tasks for each that runs at once: enough for those that end early to take another.
-_TASKS_PER_SLOT = 4
+_TASKS_PER_SLOT = 2
 _ERRANDS = pa.schema([("errands", pa.binary())])
 _BACK = pa.schema([("number", pa.int32()), ("brought", pa.binary()), ("error", pa.string())])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 #: Requests one task keeps in flight: waiting for a store needs threads, not cores.
 IN_FLIGHT = 64
+#: Tasks that run at once where nobody says how many.
+_SLOTS = 16
 #: Rows per Arrow batch that a task hands back.
 BATCH_ROWS = 16_384
 
@@ -135,6 +139,16 @@ class Root:
 Stage = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def slots(spark: SparkSession) -> int:
+    """Return how many tasks run at once, as far as the session tells."""
+    # DataFrame API only: the number of executors is not ours to ask, their default is.
+    local = re.fullmatch(r"local(?:\[(\d+|\*).*\])?", spark.conf.get("spark.master", "") or "")
+    if local is not None:
+        return (os.cpu_count() or 1) if local[1] == "*" else int(local[1] or 1)
+    parallelism = spark.conf.get("spark.default.parallelism", "") or ""
+    return int(parallelism) if parallelism.isdigit() else _SLOTS
 
 
 def sql(schema: pa.Schema) -> str:
