@@ -374,9 +374,12 @@ def optimize(found: dict[str, Any]) -> dict[str, str]:
                     f"{alone['seconds'] / line['seconds']:.2f}",
                     f"{here:.1f}",
                     f"{alone['stages']['rewrite'] / here:.2f}",
+                    f"{line['bare']:.1f}",
+                    f"{alone['bare'] / line['bare']:.2f}",
                 ]
             )
-    spread_head = ["table", "workers", "s", "faster than one", "rewriting s", "faster than one"]
+    times = "than one"
+    spread_head = ["table", "workers", "s", times, "rewriting s", times, "Lance alone s", times]
     return {
         "OPTIMIZE": table(head, lines) if lines else "Not measured yet.",
         "OPTIMIZE-WORKERS": table(spread_head, spread) if spread else "Not measured yet.",
