@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.operations import Operations
 
 from lakewarden.errors import ErrorKind, LakewardenError, Refused, StorageError, UsageError
 from lakewarden.jobs.database import VERSION_TABLE, Database, check, migrate, open_database
+from lakewarden.jobs.migrations.versions import v0001_tasks
 from lakewarden.jobs.queue import TaskQueue
-from lakewarden.jobs.schema import METADATA
+from lakewarden.jobs.schema import METADATA, TASK
 from lakewarden.world import SystemChance, SystemClock
 from tests.jobs.small import EXPIRE, wanted
 
@@ -79,6 +83,40 @@ def test_migrating_again_changes_nothing(empty: str) -> None:
     assert migrate(empty) == (made, made)
     (claim,) = TaskQueue(database, SystemChance()).pick(EXPIRE)
     assert claim.task_id == task
+    database.close()
+
+
+def test_a_database_of_the_first_release_keeps_what_it_has(empty: str) -> None:
+    engine = sa.create_engine(empty)
+    with engine.begin() as connection:
+        with Operations.context(MigrationContext.configure(connection)):
+            v0001_tasks.upgrade()
+        connection.execute(sa.text(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32))"))
+        connection.execute(sa.text(f"INSERT INTO {VERSION_TABLE} VALUES ('0001')"))
+        old = sa.Table("task", sa.MetaData(), autoload_with=connection)
+        new = sa.Table(
+            "task", sa.MetaData(), *(sa.Column(c.name, TASK.c[c.name].type) for c in old.c)
+        )
+        now = SystemClock().now()
+        task = wanted(now)
+        row = {
+            "task_id": UUID(int=9), "attempt": 0, "project_id": task.scope.project_id,
+            "warehouse_id": task.scope.warehouse_id, "queue_name": EXPIRE,
+            "entity_type": task.entity.type, "entity_id": task.entity.id, "slot": task.slot,
+            "status": "SCHEDULED", "scheduled_for": now, "fence": 0, "progress": 0.0,
+            "task_data": {}, "origin": task.origin, "created_at": now,
+        }  # fmt: skip
+        connection.execute(sa.insert(new).values(row))
+        connection.execute(sa.text(f"INSERT INTO slot VALUES ('{task.slot}', 7, NULL, NULL)"))
+    engine.dispose()
+    assert migrate(empty)[0] == "0001"
+    database = open_database(empty)
+    queue = TaskQueue(database, SystemChance())
+    with database.writing() as connection:
+        sooner = replace(task, scheduled_for=now - timedelta(hours=1))
+        assert queue.bring_forward(sooner, connection)
+    (claim,) = queue.pick(EXPIRE)
+    assert (claim.task_id, claim.fence) == (row["task_id"], 8)
     database.close()
 
 

@@ -101,8 +101,8 @@ class TaskQueue:
     def bring_forward(self, task: NewTask, connection: sa.Connection) -> bool:
         """Let the task in this slot run as early as `task` would, for the same reason.
 
-        Only a task that no attempt was made at, and that nobody asked for by hand, is moved, and
-        never to a later time.
+        Only a task that no attempt was made at is moved, never to a later time, and not if somebody
+        asked for it or has said when it is to run.
         """
         sooner = (
             sa.update(TASK)
@@ -111,6 +111,7 @@ class TaskQueue:
                 TASK.c.status == TaskStatus.SCHEDULED,
                 TASK.c.attempt == 0,
                 TASK.c.origin != Origin.MANUAL,
+                ~TASK.c.fixed,
                 TASK.c.scheduled_for > task.scheduled_for,
             )
             .values(
