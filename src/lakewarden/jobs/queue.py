@@ -56,7 +56,6 @@ from lakewarden.world import Chance
 
 #: Waits between attempts: about this long after the first, twice as long after each other.
 BACKOFF_FIRST_SECONDS = 30.0
-BACKOFF_MAX_SECONDS = 3600.0
 #: What became of an attempt is written down if the database comes back within this many tries.
 _OUTCOME_TRIES = 5
 _OUTCOME_PAUSE_SECONDS = 1.0
@@ -145,7 +144,7 @@ class TaskQueue:
         if row.status == TaskStatus.SCHEDULED:
             return False
         ending = Ending(TaskStatus.FAILED, LOST, Failure.LOST)
-        if row.attempt < kind.max_attempts:
+        if _spent(connection, row.task_id, row.attempt) < kind.max_attempts:
             log(connection, row, ending, now, final=False)
             return False
         end(connection, row, ending, now)
@@ -231,15 +230,16 @@ class TaskQueue:
     ) -> TaskStatus:
         """End the attempt, and return SCHEDULED if there will be another one, or FAILED.
 
-        The next attempt is made after a while, longer each time.  A task that has failed, but not for
-        good, is followed by a new one where its queue says so.  Raises as `succeed` does.
+        The next attempt is made after a while, longer each time.  One that was stopped does not count.
+        A task that has failed, but not for good, is followed by a new one.  Raises as `succeed` does.
         """
         ending = Ending(TaskStatus.FAILED, message, failure, result)
 
         def write(connection: sa.Connection, row: Row, now: datetime) -> None:
-            if _tries_again(connection, claim, failure):
+            spent = _spent(connection, row.task_id, row.attempt)
+            if _tries_again(connection, claim, failure, spent):
                 log(connection, row, ending, now, final=False)
-                requeue(connection, row, now + self._backoff(row.attempt), now)
+                requeue(connection, row, now + self._backoff(spent), now)
                 return
             end(connection, row, ending, now)
             if failure is not Failure.PERMANENT:
@@ -270,9 +270,9 @@ class TaskQueue:
                 self.database.clock.sleep(_OUTCOME_PAUSE_SECONDS)
         raise AssertionError("unreachable")
 
-    def _backoff(self, attempt: int) -> timedelta:
-        """Return how long to wait after an attempt: half of it is left to chance."""
-        seconds = min(self.backoff_seconds * 2.0 ** min(attempt - 1, 30), BACKOFF_MAX_SECONDS)
+    def _backoff(self, spent: int) -> timedelta:
+        """Return how long to wait after so many attempts: half of it is left to chance."""
+        seconds = self.backoff_seconds * 2.0 ** (spent - 1)
         return timedelta(seconds=seconds * (0.5 + self.chance.below(_STEPS) / _STEPS / 2))
 
 
@@ -407,13 +407,25 @@ def _reported(connection: sa.Connection, claim: Claim, ending: Ending) -> bool:
     return bool(written.final)
 
 
-def _tries_again(connection: sa.Connection, claim: Claim, failure: Failure) -> bool:
+def _spent(connection: sa.Connection, task_id: UUID, attempt: int) -> int:
+    """Return how many attempts count up to this one: those that were stopped say nothing of the task."""
+    return attempt - _ended_by(connection, task_id, Failure.STOPPED)
+
+
+def _tries_again(connection: sa.Connection, claim: Claim, failure: Failure, spent: int) -> bool:
     kind = queue_kind(claim.queue)
-    if failure is Failure.PERMANENT or claim.attempt >= kind.max_attempts:
+    if failure is Failure.STOPPED:
+        return True
+    if failure is Failure.PERMANENT or spent >= kind.max_attempts:
         return False
     if failure is not Failure.TIMEOUT:
         return True
+    return _ended_by(connection, claim.task_id, failure) + 1 < kind.max_timeouts
+
+
+def _ended_by(connection: sa.Connection, task_id: UUID, failure: Failure) -> int:
+    """Return how many earlier attempts ended like this."""
     before = sa.select(sa.func.count()).where(
-        TASK_LOG.c.task_id == claim.task_id, TASK_LOG.c.failure == Failure.TIMEOUT
+        TASK_LOG.c.task_id == task_id, TASK_LOG.c.failure == failure
     )
-    return (connection.scalar(before) or 0) + 1 < kind.max_timeouts
+    return connection.scalar(before) or 0

@@ -171,19 +171,17 @@ def log(connection: sa.Connection, row: Row, ending: Ending, now: datetime, *, f
 
 
 def make_again(connection: sa.Connection, row: Row, now: datetime, chance: Chance) -> None:
-    """Queue a new task after one that has failed, where the queue does so."""
-    seconds = queue_kind(row.queue_name).again_after_seconds
-    if seconds is not None:
-        task = NewTask(
-            row.queue_name,
-            scope_of(row),
-            entity_of(row),
-            now + timedelta(seconds=seconds),
-            Origin.ADAPTIVE,
-            "the last task failed, but not for good",
-            parent_id=row.task_id,
-        )
-        insert(connection, [task], now, chance)
+    """Queue a new task after one that has failed: no commit may ever make another."""
+    task = NewTask(
+        row.queue_name,
+        scope_of(row),
+        entity_of(row),
+        now + timedelta(seconds=queue_kind(row.queue_name).again_after_seconds),
+        Origin.ADAPTIVE,
+        "the last task failed, but not for good",
+        parent_id=row.task_id,
+    )
+    insert(connection, [task], now, chance)
 
 
 def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
