@@ -154,6 +154,32 @@ def test_the_commit_and_its_tasks_stand_or_fall_together(lake: Lake, database: D
     assert lake.commits.unseen(lake.scope, {lake.one.id: "m1"}) == []
 
 
+@pytest.mark.parametrize("name", [EXPIRE, OPTIMIZE])
+def test_a_commit_while_its_task_runs_is_seen_after_it(lake: Lake, name: str) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    (claim,) = lake.queue.pick(name)
+    for _ in range(2):
+        # Told as often as somebody looks, and nothing comes of it yet.
+        outcomes = lake.commits.record(lake.scope, [lake.change("m2")])
+        assert [one.queue for one in outcomes if one.missed] == [name]
+        assert lake.commits.unseen(lake.scope, {lake.one.id: "m2"}) == [lake.one.id]
+    lake.queue.succeed(claim)
+    lake.commits.record(lake.scope, [lake.change("m2")])
+    assert (lake.one.id, name) in lake.queued()
+    assert lake.commits.unseen(lake.scope, {lake.one.id: "m2"}) == []
+
+
+def test_a_commit_before_the_next_attempt_is_seen_by_it(lake: Lake) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    (claim,) = lake.queue.pick(OPTIMIZE)
+    lake.queue.fail(claim, "not yet")
+    outcomes = lake.commits.record(lake.scope, [lake.change("m2")])
+    assert not any(one.missed for one in outcomes)
+    assert lake.commits.unseen(lake.scope, {lake.one.id: "m2"}) == []
+
+
 def test_expiry_is_queued_for_later_and_brought_forward_but_not_put_off(lake: Lake) -> None:
     lake.switch_on()
     now = lake.world.now()

@@ -60,6 +60,8 @@ class Outcome:
     queue: str
     decision: Decision
     task_id: UUID | None = None
+    #: Whether the task that is there runs already, and may not have seen the commit.
+    missed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,17 @@ class Commits:
         found: list[Outcome] = []
         for change in ordered:
             table = _write_down(connection, scope, change)
-            if table is not None:
-                for queue, decision in _decisions(connection, scope, table, change, configs, now):
-                    found.append(self._follow(connection, scope, table, queue, decision))
+            if table is None:
+                continue
+            follows = [
+                self._follow(connection, scope, table, queue, decision)
+                for queue, decision in _decisions(connection, scope, table, change, configs, now)
+            ]
+            if any(one.missed for one in follows):
+                # Still news: every look finds it again until the attempt has ended.
+                mine = ENTITY.c.id == table.id
+                connection.execute(sa.update(ENTITY).where(mine).values(marker=None))
+            found += follows
         return found
 
     def unseen(self, scope: Scope, markers: Mapping[UUID, str]) -> list[UUID]:
@@ -182,10 +192,12 @@ class Commits:
             return Outcome(table.id, queue, decision)
         task = NewTask(queue, scope, table.entity, decision.at, Origin.COMMIT, decision.reason)
         (made,) = self.queue.enqueue([task], connection=connection)
+        missed = False
         if made is None and queue != REMOVE_ORPHAN_FILES:
             # How often to look for orphans, the last run has decided.
             self.queue.bring_forward(task, connection)
-        return Outcome(table.id, queue, decision, made)
+            missed = not self.queue.is_waiting(task, connection)
+        return Outcome(table.id, queue, decision, made, missed)
 
 
 def _configs(connection: sa.Connection, scope: Scope) -> dict[str, Mapping[str, Any]]:

@@ -122,6 +122,11 @@ class TaskQueue:
         )
         return bool(connection.execute(sooner).rowcount)
 
+    def is_waiting(self, task: NewTask, connection: sa.Connection) -> bool:
+        """Tell whether an attempt in this slot is still to begin: it sees all that is there by then."""
+        waiting = sa.exists().where(TASK.c.slot == task.slot, TASK.c.status == TaskStatus.SCHEDULED)
+        return bool(connection.scalar(sa.select(waiting)))
+
     # -- out of the queue ------------------------------------------------------------------------
 
     def pick(self, queue: str, *, limit: int = 1) -> list[Claim]:
