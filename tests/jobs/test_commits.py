@@ -15,7 +15,7 @@ from lakewarden.jobs.database import Database
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import OPTIMIZE
 from lakewarden.jobs.scheduling import Fragmentation
-from lakewarden.jobs.tasks import EntityType, Failure, Origin, Scope
+from lakewarden.jobs.tasks import EntityType, Failure, Origin, Scope, TaskStatus
 from lakewarden.jobs.warehouses import FoundTable, TableEntity, WarehouseKind, Warehouses
 from lakewarden.testing.simulation import World
 from tests.jobs.small import EXPIRE, ORPHANS, active
@@ -202,11 +202,51 @@ def test_a_commit_does_not_hurry_the_next_look_for_orphans(lake: Lake) -> None:
     (claim,) = lake.queue.pick(ORPHANS)
     lake.queue.fail(claim, "corrupt", Failure.PERMANENT)
     lake.commits.record(lake.scope, [lake.change("m2")])
+    lake.world.sleep(86_400)
     (claim,) = lake.queue.pick(ORPHANS)
     lake.queue.succeed(claim)
     lake.commits.record(lake.scope, [lake.change("m3")])
     following = next(row for row in active(lake.queue.database) if row.queue_name == ORPHANS)
     assert following.scheduled_for == lake.world.now() + timedelta(days=1)
+
+
+@pytest.mark.parametrize("name", [EXPIRE, ORPHANS, OPTIMIZE])
+@pytest.mark.parametrize("failure", [Failure.PERMANENT, Failure.TRANSIENT])
+def test_what_has_failed_is_not_tried_again_with_every_commit(
+    lake: Lake, name: str, failure: Failure
+) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m0")])
+    (claim,) = lake.queue.pick(name)
+    while lake.queue.fail(claim, "corrupt", failure) is TaskStatus.SCHEDULED:
+        lake.world.sleep(3600)
+        (claim,) = lake.queue.pick(name)
+    failed_at = lake.world.now()
+    for marker in ("m1", "m2"):
+        lake.world.sleep(3600)
+        lake.commits.record(lake.scope, [lake.change(marker)])
+        (row,) = [row for row in active(lake.queue.database) if row.queue_name == name]
+        assert row.scheduled_for == failed_at + timedelta(days=1)
+    lake.world.sleep(22 * 3600)
+    (claim,) = lake.queue.pick(name)
+    # The wait ends with a success.
+    lake.queue.succeed(claim)
+    lake.world.sleep(86_400)
+    outcomes = lake.commits.record(lake.scope, [lake.change("m3")])
+    (outcome,) = [one for one in outcomes if one.queue == name]
+    assert outcome.decision.at == lake.world.now()
+
+
+def test_a_new_config_is_tried_at_once(lake: Lake) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    for name in ALL_ON:
+        (claim,) = lake.queue.pick(name)
+        lake.queue.fail(claim, "the config cannot be used", Failure.PERMANENT)
+    lake.commits.configure(lake.scope, EXPIRE, ALL_ON[EXPIRE])
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    for name in ALL_ON:
+        assert len(lake.queue.pick(name, limit=2)) >= 1
 
 
 def test_a_property_that_cannot_be_read_fails_no_commit(lake: Lake) -> None:

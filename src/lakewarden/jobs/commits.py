@@ -26,6 +26,7 @@ from lakewarden.jobs.refusals import RequestRefused
 from lakewarden.jobs.scheduling import (
     Decision,
     Fragmentation,
+    after_failure,
     expire_snapshots,
     expire_versions,
     first_orphan_run,
@@ -151,15 +152,18 @@ class Commits:
         connection.execute(
             sa.update(ENTITY).where(mine, ENTITY.c.marker.is_not(None)).values(marker=None)
         )
+        # What has failed may go well now.
+        slots = sa.and_(SLOT.c.slot.startswith(scope.slots), SLOT.c.failed_at.is_not(None))
+        connection.execute(sa.update(SLOT).where(slots).values(failed_at=None))
         query = sa.select(ENTITY).where(mine).order_by(ENTITY.c.id)
         tables = [entity(row) for row in connection.execute(query)]
         wanted = [table for table in tables if _wants_orphans_gone(table, stored)]
-        slots = {
+        slot = {
             table.id: NewTask(REMOVE_ORPHAN_FILES, scope, table.entity, now).slot
             for table in wanted
         }
-        ran_at = _all_ran_at(connection, list(slots.values()))
-        firsts = [first_orphan_run(now, ran_at.get(slots[table.id])) for table in wanted]
+        ran_at = _all_ran_at(connection, list(slot.values()))
+        firsts = [first_orphan_run(now, ran_at.get(slot[table.id])) for table in wanted]
         # Together: a warehouse may have thousands, and nobody else writes meanwhile.
         made = self.queue.enqueue(
             [
@@ -238,7 +242,8 @@ def _decisions(
         try:
             if exclusion(queue, table.properties, stored, table.type) is not None:
                 continue
-            ran_at = _ran_at(connection, NewTask(queue, scope, table.entity, now).slot)
+            slot = NewTask(queue, scope, table.entity, now).slot
+            ran_at, failed_at = _last(connection, slot)
             decision: Decision | None
             if queue == EXPIRE_SNAPSHOTS:
                 decision = _expiry(change, ExpireSettings.of(table.properties, stored), now)
@@ -250,6 +255,8 @@ def _decisions(
         except RequestRefused as refusal:
             # Nobody's commit fails because of a property that cannot be read.
             decision = Decision(None, refusal.message)
+        else:
+            decision = None if decision is None else after_failure(decision, failed_at)
         if decision is not None:
             yield queue, decision
 
@@ -268,8 +275,11 @@ def _optimize(
     return optimize(change.fragmentation, settings, now, ran_at)
 
 
-def _ran_at(connection: sa.Connection, slot: str) -> datetime | None:
-    return connection.scalar(sa.select(SLOT.c.ran_at).where(SLOT.c.slot == slot))
+def _last(connection: sa.Connection, slot: str) -> tuple[datetime | None, datetime | None]:
+    """Return when the last run in a slot ended, and when the last failure."""
+    query = sa.select(SLOT.c.ran_at, SLOT.c.failed_at).where(SLOT.c.slot == slot)
+    row = connection.execute(query).one_or_none()
+    return (None, None) if row is None else (row.ran_at, row.failed_at)
 
 
 def _all_ran_at(connection: sa.Connection, slots: Sequence[str]) -> dict[str, datetime | None]:

@@ -217,7 +217,8 @@ class TaskQueue:
             if along is not None:
                 along(connection)
             end(connection, row, ending, now)
-            ran = {"ran_at": now} if rate is None else {"ran_at": now, "rate": rate}
+            ran: dict[str, Any] = {"ran_at": now, "failed_at": None}
+            ran |= {} if rate is None else {"rate": rate}
             connection.execute(sa.update(SLOT).where(SLOT.c.slot == row.slot).values(ran))
             if successor is not None:
                 following = replace(successor, parent_id=claim.task_id)

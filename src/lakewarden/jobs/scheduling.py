@@ -5,13 +5,14 @@
 - *Expiry*: as soon as enough snapshots can go.  When that will be is known in advance, since time alone
   makes snapshots old: a table that nobody writes to any more needs no commit to be expired.
 - *Optimize*: when readers are spared enough files for the bytes that it reads.
+- *After a failure*: not within a day, however much is written meanwhile.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from lakewarden.expiry import MS_MAX, Rules, SnapshotHistory, decide
@@ -32,6 +33,18 @@ class Decision:
     reason: str
     #: Orphan bytes per second, as the run saw it.
     rate: float | None = None
+
+
+def after_failure(decision: Decision, failed_at: datetime | None) -> Decision:
+    """Return a decision with what the last failure makes of it: commits alone mend nothing."""
+    if decision.at is None or failed_at is None:
+        return decision
+    earliest = failed_at + timedelta(seconds=DAY_SECONDS)
+    if decision.at >= earliest:
+        return decision
+    return replace(
+        decision, at=earliest, reason=f"{decision.reason}; not within a day of the last failure"
+    )
 
 
 # -- orphan files --------------------------------------------------------------------------------

@@ -179,6 +179,8 @@ SLOT = sa.Table(
     sa.Column("fence", sa.BigInteger, nullable=False),
     sa.Column("ran_at", Moment),
     sa.Column("rate", sa.Double),
+    # When the last task failed, if none has succeeded since.
+    sa.Column("failed_at", Moment),
 )
 
 TASK_CONFIG = sa.Table(

@@ -143,6 +143,9 @@ def end(connection: sa.Connection, row: Row, ending: Ending, now: datetime) -> N
     """Take a task out of the queue for good."""
     connection.execute(sa.delete(TASK).where(TASK.c.task_id == row.task_id))
     log(connection, row, ending, now, final=True)
+    if ending.status is TaskStatus.FAILED:
+        mine = SLOT.c.slot == row.slot
+        connection.execute(sa.update(SLOT).where(mine).values(failed_at=now))
 
 
 def log(connection: sa.Connection, row: Row, ending: Ending, now: datetime, *, final: bool) -> None:
