@@ -15,11 +15,12 @@ from lakewarden.jobs.database import Database
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import OPTIMIZE
 from lakewarden.jobs.scheduling import Fragmentation
-from lakewarden.jobs.tasks import EntityType, Failure, Origin, Scope, TaskStatus
+from lakewarden.jobs.tasks import EntityType, Failure, NewTask, Origin, Scope, TaskStatus
 from lakewarden.jobs.warehouses import FoundTable, TableEntity, WarehouseKind, Warehouses
 from lakewarden.testing.simulation import World
 from tests.jobs.small import EXPIRE, ORPHANS, active
 
+DAY = timedelta(days=1)
 ALL_ON: dict[str, dict[str, object]] = {
     EXPIRE: {"enable-expire-snapshots": True, "min-snapshots-to-expire": 2},
     ORPHANS: {"enable-remove-orphan-files": True},
@@ -274,9 +275,52 @@ def test_tables_that_are_gone_or_elsewhere_are_left_alone(lake: Lake) -> None:
 def test_switching_on_wakes_up_tables_that_nobody_writes_to(lake: Lake) -> None:
     lake.commits.record(lake.scope, [lake.change()])
     assert lake.commits.unseen(lake.scope, {lake.one.id: "m1"}) == []
-    lake.switch_on()
-    lake.commits.reconsider(lake.scope)
+    for queue, config in ALL_ON.items():
+        lake.commits.configure(lake.scope, queue, config)
     assert set(lake.queued()) == {(lake.one.id, ORPHANS), (lake.two.id, ORPHANS)}
     assert lake.commits.unseen(lake.scope, {lake.one.id: "m1"}) == [lake.one.id]
     lake.commits.record(lake.scope, [lake.change()])
     assert (lake.one.id, EXPIRE) in lake.queued()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "passed", "due"),
+    [
+        ({"dry-run": True}, {"dry-run": False}, 3 * DAY, 3 * DAY),
+        ({"dry-run": True}, {}, DAY / 2, DAY),
+        ({}, {"default-older-than-ms": 86_400_000}, 3 * DAY, 3 * DAY),
+        ({"target-reclaim-bytes": 9}, {"target-reclaim-bytes": 8}, 3 * DAY, 3 * DAY),
+        ({}, {"maximum-interval-seconds": 864_000}, 3 * DAY, 10 * DAY),
+        ({}, {"maximum-interval-seconds": 864_000}, 30 * DAY, 30 * DAY),
+        # What was a mistake: no task could run.
+        ({"default-older-than-ms": 1}, {}, 3 * DAY, 3 * DAY),
+        # What wants less, or nothing else.
+        ({}, {"dry-run": True}, 3 * DAY, 90 * DAY),
+        ({}, {"maximum-interval-seconds": 9_000_000}, 3 * DAY, 90 * DAY),
+        ({}, {"default-older-than-ms": 1}, 3 * DAY, 90 * DAY),
+        ({}, {}, 3 * DAY, 90 * DAY),
+    ],
+)
+def test_a_config_that_wants_more_brings_the_next_look_for_orphans_forward(
+    lake: Lake,
+    before: dict[str, object],
+    after: dict[str, object],
+    passed: timedelta,
+    due: timedelta,
+) -> None:
+    lake.commits.configure(lake.scope, ORPHANS, ALL_ON[ORPHANS] | before)
+    ended = lake.world.now()
+    for claim in lake.queue.pick(ORPHANS, limit=2):
+        lake.queue.succeed(
+            claim,
+            successor=NewTask(
+                ORPHANS, lake.scope, claim.entity, ended + 90 * DAY, Origin.ADAPTIVE, "the maximum"
+            ),
+        )
+    lake.world.sleep(passed.total_seconds())
+    # Another queue's config says nothing about orphans.
+    lake.commits.configure(lake.scope, EXPIRE, ALL_ON[EXPIRE])
+    assert {row.scheduled_for for row in active(lake.queue.database)} == {ended + 90 * DAY}
+    lake.commits.configure(lake.scope, ORPHANS, ALL_ON[ORPHANS] | after)
+    rows = active(lake.queue.database)
+    assert [row.scheduled_for for row in rows] == [ended + due] * 2

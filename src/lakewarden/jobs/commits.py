@@ -18,7 +18,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from lakewarden.expiry import SnapshotHistory
-from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, exclusion
+from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings, exclusion
 from lakewarden.jobs.config_store import ConfigStore, read_config
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
@@ -31,6 +31,7 @@ from lakewarden.jobs.scheduling import (
     expire_versions,
     first_orphan_run,
     optimize,
+    sooner_orphan_run,
 )
 from lakewarden.jobs.schema import ENTITY, SLOT
 from lakewarden.jobs.tasks import NewTask, Origin, Scope
@@ -126,26 +127,23 @@ class Commits:
         *,
         joined: sa.Connection | None = None,
     ) -> None:
-        """Set a queue's config, and decide anew about the tables that it concerns."""
+        """Set a queue's config, and decide anew about the tables that it concerns.
+
+        The first look for orphans is queued at once, and the next one comes sooner where the run
+        before would have said so.  For the rest nobody knows enough here; the last commits are forgotten, so
+        that the detector looks at every table.  Nobody has to write to a table to wake it up.
+        """
         with self.queue.database.writing(joined) as connection:
+            before = read_config(connection, scope, REMOVE_ORPHAN_FILES).config
             ConfigStore(self.queue.database).set_with(
                 connection, scope, queue, config, max_seconds_since_last_heartbeat
             )
             if scope.warehouse_id is not None:
-                self.reconsider_with(connection, scope)
+                self._reconsider(connection, scope, before)
 
-    def reconsider(self, scope: Scope) -> list[Outcome]:
-        """Decide anew about all tables of a warehouse: its config has changed.
-
-        The first look for orphans is queued at once.  For the rest nobody knows enough here; the
-        last commits are forgotten, so that the detector looks at every table.  Nobody has to write to
-        a table to wake it up.
-        """
-        with self.queue.database.writing() as connection:
-            return self.reconsider_with(connection, scope)
-
-    def reconsider_with(self, connection: sa.Connection, scope: Scope) -> list[Outcome]:
-        """Do the same within a transaction of the caller's."""
+    def _reconsider(
+        self, connection: sa.Connection, scope: Scope, before: Mapping[str, Any]
+    ) -> None:
         mine = sa.and_(ENTITY.c.warehouse_id == scope.warehouse_id, ENTITY.c.active)
         now = self.queue.database.moment(connection)
         stored = _configs(connection, scope)[REMOVE_ORPHAN_FILES]
@@ -158,31 +156,25 @@ class Commits:
         query = sa.select(ENTITY).where(mine).order_by(ENTITY.c.id)
         tables = [entity(row) for row in connection.execute(query)]
         wanted = [table for table in tables if _wants_orphans_gone(table, stored)]
-        slot = {
-            table.id: NewTask(REMOVE_ORPHAN_FILES, scope, table.entity, now).slot
-            for table in wanted
-        }
+
+        def task(table: TableEntity, decision: Decision) -> NewTask:
+            at, why = decision.at or now, decision.reason
+            return NewTask(REMOVE_ORPHAN_FILES, scope, table.entity, at, Origin.COMMIT, why)
+
+        slot = {table.id: task(table, Decision(now, "")).slot for table in wanted}
         ran_at = _all_ran_at(connection, list(slot.values()))
-        firsts = [first_orphan_run(now, ran_at.get(slot[table.id])) for table in wanted]
-        # Together: a warehouse may have thousands, and nobody else writes meanwhile.
-        made = self.queue.enqueue(
-            [
-                NewTask(
-                    REMOVE_ORPHAN_FILES,
-                    scope,
-                    table.entity,
-                    first.at or now,
-                    Origin.COMMIT,
-                    first.reason,
-                )
-                for table, first in zip(wanted, firsts, strict=True)
-            ],
-            connection=connection,
-        )
-        return [
-            Outcome(table.id, REMOVE_ORPHAN_FILES, first, task)
-            for table, first, task in zip(wanted, firsts, made, strict=True)
+        firsts = [
+            task(table, first_orphan_run(now, ran_at.get(slot[table.id]))) for table in wanted
         ]
+        # Together: a warehouse may have thousands, and nobody else writes meanwhile.
+        made = self.queue.enqueue(firsts, connection=connection)
+        if before == stored:
+            return
+        for table, first in zip(wanted, made, strict=True):
+            if first is None:
+                sooner = _sooner(table, before, stored, now, ran_at.get(slot[table.id]))
+                if sooner is not None:
+                    self.queue.bring_forward(task(table, sooner), connection)
 
     def _follow(
         self,
@@ -289,6 +281,26 @@ def _all_ran_at(connection: sa.Connection, slots: Sequence[str]) -> dict[str, da
         query = sa.select(SLOT.c.slot, SLOT.c.ran_at).where(chosen)
         found |= {row.slot: row.ran_at for row in connection.execute(query)}
     return found
+
+
+def _sooner(
+    table: TableEntity,
+    before: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    now: datetime,
+    ran_at: datetime | None,
+) -> Decision | None:
+    """Return when to look for orphans if a new config wants it sooner than the last run said."""
+    try:
+        wanted = OrphanSettings.of(table.properties, stored)
+    except RequestRefused:
+        # No task can run with it.
+        return None
+    try:
+        settings = OrphanSettings.of(table.properties, before)
+    except RequestRefused:
+        settings = None
+    return sooner_orphan_run(settings, wanted, now, ran_at)
 
 
 def _wants_orphans_gone(table: TableEntity, stored: Mapping[str, Any]) -> bool:

@@ -107,6 +107,36 @@ def first_orphan_run(now: datetime, previous_run_at: datetime | None = None) -> 
     return Decision(max(now, earliest), "the table has changed since somebody looked for orphans")
 
 
+def sooner_orphan_run(
+    before: OrphanSettings | None,
+    settings: OrphanSettings,
+    now: datetime,
+    previous_run_at: datetime | None,
+) -> Decision | None:
+    """Return when to look under new settings, if the last run would have said another time.
+
+    If more may be deleted now, or less is worth a run, it has said nothing.  Of a shorter maximum
+    interval as much has passed as there has.
+    """
+    if before is None or _is_keener(settings, before):
+        decision = first_orphan_run(now, previous_run_at)
+        return replace(decision, reason="the config has changed since somebody looked for orphans")
+    ceiling = settings.maximum_interval_seconds
+    if ceiling >= before.maximum_interval_seconds:
+        return None
+    since = now if previous_run_at is None else previous_run_at
+    at = since + timedelta(seconds=max(ceiling, DAY_SECONDS))
+    return Decision(max(now, at), "the maximum interval is shorter now")
+
+
+def _is_keener(settings: OrphanSettings, before: OrphanSettings) -> bool:
+    return (
+        settings.dry_run < before.dry_run
+        or settings.older_than < before.older_than
+        or settings.target_reclaim_bytes < before.target_reclaim_bytes
+    )
+
+
 # -- expiry --------------------------------------------------------------------------------------
 
 
