@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from threading import Barrier
 from uuid import UUID
 
 import pytest
@@ -12,7 +14,7 @@ import sqlalchemy as sa
 from lakewarden.jobs.commits import Change, Commits
 from lakewarden.jobs.config_store import ConfigStore, StoredConfig
 from lakewarden.jobs.control import Action, TaskControl
-from lakewarden.jobs.database import Database
+from lakewarden.jobs.database import Database, open_database
 from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.log_cleanup import LogCleanup
 from lakewarden.jobs.queue import TaskQueue
@@ -23,6 +25,7 @@ from lakewarden.jobs.tasks import EntityType, Failure, Scope
 from lakewarden.jobs.tokens import Audit, Role, Tokens
 from lakewarden.jobs.warehouses import Access, FoundTable, WarehouseKind, Warehouses
 from lakewarden.testing.simulation import World
+from lakewarden.world import SystemChance
 from tests.jobs.small import EXPIRE, LAKE, ORPHANS, active, logged, picked, wanted
 
 SECRET = "hunter2"
@@ -48,6 +51,53 @@ def test_a_warehouse_is_registered_once(warehouses: Warehouses) -> None:
     )
     assert warehouses.all() == [made]
     assert warehouses.all(UUID(int=7)) == [elsewhere]
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "taken"),
+    [
+        (WarehouseKind.LANCE, "s3://b/lake", True),
+        (WarehouseKind.LAKEWARDEN, "s3a://b//lake/", True),
+        (WarehouseKind.LAKEWARDEN, "s3://b/lake/inner", True),
+        (WarehouseKind.LANCE, "s3://b", True),
+        (WarehouseKind.LANCE, "s3://b/lake_backup", False),
+        (WarehouseKind.LANCE, "s3://other/lake", False),
+        (WarehouseKind.LAKEWARDEN, "/lake", False),
+        (WarehouseKind.ICEBERG, "lake", False),
+    ],
+)
+def test_a_place_belongs_to_one_warehouse(
+    warehouses: Warehouses, kind: WarehouseKind, place: str, taken: bool
+) -> None:
+    one = warehouses.register("one", WarehouseKind.LANCE, "s3://b/lake")
+    warehouses.register("catalog", WarehouseKind.ICEBERG, "prod")
+    if not taken:
+        warehouses.register("two", kind, place)
+        return
+    with pytest.raises(RequestRefused, match="'one'") as error:
+        warehouses.register("two", kind, place, project_id=UUID(int=7))
+    assert (error.value.name, error.value.code) == ("WarehouseLocationTaken", 409)
+    warehouses.delete(one.id)
+    warehouses.register("two", kind, place)
+
+
+def test_of_many_that_want_a_place_one_gets_it(url: str, world: World) -> None:
+    barrier = Barrier(4)
+
+    def register(number: int) -> bool:
+        database = open_database(url, clock=world)
+        try:
+            barrier.wait()
+            place = "s3://b/lake" + "/inner" * number
+            Warehouses(database, SystemChance()).register(f"w{number}", WarehouseKind.LANCE, place)
+        except RequestRefused:
+            return False
+        finally:
+            database.close()
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(register, range(4))) == 1
 
 
 def test_no_credential_is_shown(warehouses: Warehouses) -> None:

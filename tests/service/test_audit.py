@@ -80,7 +80,7 @@ def control_project(service: Service, _lake: Lake, _place: Path, _task: str) -> 
 
 
 def register(service: Service, _lake: Lake, place: Path, _task: str) -> Any:
-    body = {"warehouse-name": "new", "kind": "lance", "location": str(place)}
+    body = {"warehouse-name": "new", "kind": "lance", "location": f"{place}-other"}
     return service.post("/warehouse", body)
 
 
@@ -110,6 +110,7 @@ def test_what_cannot_be_written_down_is_not_done(
     service.warehouse(name="empty")
     place = tmp_path / "lances"
     lance.write_dataset(pa.table({"id": [1]}), place / "one.lance")
+    lance.write_dataset(pa.table({"id": [1]}), tmp_path / "lances-other" / "one.lance")
     body = {"warehouse-name": "grown", "kind": "lance", "location": str(place)}
     assert service.post("/warehouse", body).status_code == 201
     lance.write_dataset(pa.table({"id": [2]}), place / "two.lance")

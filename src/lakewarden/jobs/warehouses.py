@@ -23,6 +23,7 @@ from lakewarden.jobs.refusals import RequestRefused, not_found
 from lakewarden.jobs.schema import ENTITY, TASK, TASK_CONFIG, WAREHOUSE
 from lakewarden.jobs.tasks import DEFAULT_PROJECT, Entity, EntityType
 from lakewarden.jobs.transitions import CHUNK, Row, upsert
+from lakewarden.storage.location import Location
 from lakewarden.world import Chance, ordered_id
 
 _LOG = logging.getLogger("lakewarden.jobs")
@@ -137,9 +138,12 @@ class Warehouses:
         project_id: UUID = DEFAULT_PROJECT,
         joined: sa.Connection | None = None,
     ) -> WarehouseInfo:
-        """Add a warehouse.  A name is used once in a project."""
+        """Add a warehouse.  A name is used once in a project, and a place once at all."""
         secret = access or Access()
         with self.database.writing(joined) as connection:
+            if connection.dialect.name == "postgresql":
+                # Two that register at the same time would not see each other.
+                connection.execute(sa.text("LOCK TABLE warehouse IN SHARE ROW EXCLUSIVE MODE"))
             now = self.database.moment(connection)
             info = WarehouseInfo(
                 ordered_id(now, self.chance), project_id, name, kind, location, now
@@ -164,6 +168,7 @@ class Warehouses:
                     409,
                     f"there is a warehouse {name!r} already; choose another name, or delete it first",
                 )
+            _refuse_taken(connection, info)
         return info
 
     def all(self, project_id: UUID = DEFAULT_PROJECT) -> list[WarehouseInfo]:
@@ -291,6 +296,28 @@ class Warehouses:
                 _MISSING[kind], f"there is no {kind} {entity_id} in this warehouse, or not any more"
             )
         return entity(row)
+
+
+def _refuse_taken(connection: sa.Connection, info: WarehouseInfo) -> None:
+    """Refuse a place that is, holds or lies in that of another warehouse.
+
+    Tables of both would have two tasks at a time, by two configs.  Names of catalogs are no places.
+    """
+    if info.kind is WarehouseKind.ICEBERG:
+        return
+    mine = Location.parse(info.location)
+    query = _infos().where(WAREHOUSE.c.kind != WarehouseKind.ICEBERG, WAREHOUSE.c.id != info.id)
+    for other in [_info(row) for row in connection.execute(query.order_by(WAREHOUSE.c.name))]:
+        place = Location.parse(other.location)
+        if place == mine or place.contains(mine) or mine.contains(place):
+            where = "at this place" if place == mine else "above or below this place"
+            raise RequestRefused(
+                ErrorKind.ALREADY_EXISTS,
+                "WarehouseLocationTaken",
+                409,
+                f"there is a warehouse {where} already, {other.name!r}; each table may belong to one "
+                "only: choose another place, or delete that warehouse first",
+            )
 
 
 def _differs(row: Row | None, table: FoundTable) -> bool:
