@@ -21,7 +21,7 @@ from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import TASK_LOG_CLEANUP
 from lakewarden.jobs.refusals import RequestRefused
 from lakewarden.jobs.schema import AUDIT, TOKEN
-from lakewarden.jobs.tasks import EntityType, Failure, Scope
+from lakewarden.jobs.tasks import EntityType, Failure, NewTask, Scope
 from lakewarden.jobs.tokens import Audit, Role, Tokens
 from lakewarden.jobs.warehouses import Access, FoundTable, WarehouseKind, Warehouses
 from lakewarden.testing.simulation import World
@@ -128,6 +128,31 @@ def test_a_warehouse_with_tasks_is_not_forgotten(
         assert (error.value.name, error.value.code) == ("WarehouseNotFound", 404)
     assert ConfigStore(queue.database).get(scope, EXPIRE) == StoredConfig()
     assert warehouses.access(made.id) == Access()
+
+
+def test_a_task_comes_before_the_end_of_its_warehouse_or_not_at_all(
+    warehouses: Warehouses, queue: TaskQueue, world: World
+) -> None:
+    lake = warehouses.register("lake", WarehouseKind.ICEBERG, "c").id
+    (table,) = warehouses.refresh(lake, found("a"))
+    scope = Scope(warehouse_id=lake)
+    with ThreadPoolExecutor(1) as pool:
+        with queue.database.writing() as connection:
+            warehouses.table(lake, table.type, table.id, joined=connection)
+            gone = pool.submit(warehouses.delete, lake)
+            # It waits for us.
+            with pytest.raises(TimeoutError):
+                gone.result(0.5)
+            queue.schedule(NewTask(EXPIRE, scope, table.entity, world.now()), joined=connection)
+        with pytest.raises(RequestRefused) as error:
+            gone.result(10)
+    assert error.value.name == "WarehouseHasUnfinishedTasks"
+    (claim,) = queue.pick(EXPIRE)
+    queue.succeed(claim)
+    warehouses.delete(lake)
+    with queue.database.writing() as connection, pytest.raises(RequestRefused) as error:
+        warehouses.table(lake, table.type, table.id, joined=connection)
+    assert error.value.code == 404
 
 
 def found(*names: str, **properties: str) -> list[FoundTable]:

@@ -153,7 +153,13 @@ class Commits:
         # What has failed may go well now.
         slots = sa.and_(SLOT.c.slot.startswith(scope.slots), SLOT.c.failed_at.is_not(None))
         connection.execute(sa.update(SLOT).where(slots).values(failed_at=None))
-        query = sa.select(ENTITY).where(mine).order_by(ENTITY.c.id)
+        # They stay until the tasks are there.
+        query = (
+            sa.select(ENTITY)
+            .where(mine)
+            .order_by(ENTITY.c.id)
+            .with_for_update(read=True, key_share=True)
+        )
         tables = [entity(row) for row in connection.execute(query)]
         wanted = [table for table in tables if _wants_orphans_gone(table, stored)]
 

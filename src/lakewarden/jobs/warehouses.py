@@ -197,7 +197,8 @@ class Warehouses:
         """Forget a warehouse and its tables, unless tasks are active.  No file is touched."""
         mine = TASK.c.warehouse_id == warehouse_id
         with self.database.writing(joined) as connection:
-            # First, so that nobody queues a task in between: tables are known no more.
+            # First, so that nobody queues a task in between: whoever does has the table's row locked,
+            # which goes with the warehouse's, or finds none.
             gone = sa.delete(WAREHOUSE).where(WAREHOUSE.c.id == warehouse_id)
             found = connection.execute(gone).rowcount
             active = connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
@@ -281,16 +282,29 @@ class Warehouses:
         with self.database.reading() as connection:
             return [entity(row) for row in connection.execute(query.order_by(ENTITY.c.key))]
 
-    def table(self, warehouse_id: UUID, kind: EntityType, entity_id: UUID) -> TableEntity:
-        """Return a table that is there, or raise 404 under the name for its kind."""
+    def table(
+        self,
+        warehouse_id: UUID,
+        kind: EntityType,
+        entity_id: UUID,
+        *,
+        joined: sa.Connection | None = None,
+    ) -> TableEntity:
+        """Return a table that is there, or raise 404 under the name for its kind.
+
+        Within a transaction that is `joined`, it stays there until that ends.
+        """
         query = sa.select(ENTITY).where(
             ENTITY.c.warehouse_id == warehouse_id,
             ENTITY.c.id == entity_id,
             ENTITY.c.type == kind,
             ENTITY.c.active,
         )
-        with self.database.reading() as connection:
-            row = connection.execute(query).one_or_none()
+        if joined is not None:
+            row = joined.execute(query.with_for_update(read=True, key_share=True)).one_or_none()
+        else:
+            with self.database.reading() as connection:
+                row = connection.execute(query).one_or_none()
         if row is None:
             raise not_found(
                 _MISSING[kind], f"there is no {kind} {entity_id} in this warehouse, or not any more"
