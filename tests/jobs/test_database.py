@@ -20,9 +20,10 @@ from lakewarden.errors import ErrorKind, LakewardenError, Refused, StorageError,
 from lakewarden.jobs.database import VERSION_TABLE, Database, check, migrate, open_database
 from lakewarden.jobs.migrations.versions import v0001_tasks
 from lakewarden.jobs.queue import TaskQueue
-from lakewarden.jobs.schema import METADATA, TASK
+from lakewarden.jobs.schema import METADATA, TASK, TOKEN
+from lakewarden.jobs.tasks import Failure
 from lakewarden.world import SystemChance, SystemClock
-from tests.jobs.small import EXPIRE, wanted
+from tests.jobs.small import EXPIRE, active, logged, picked, wanted
 
 if TYPE_CHECKING:
     from tests.postgres import PostgresServer
@@ -223,3 +224,30 @@ def test_a_writer_on_sqlite_waits_for_another(tmp_path: Path) -> None:
         assert sum(pool.map(add, range(1, 101))) == 100
     for database in databases:
         database.close()
+
+
+def test_what_the_database_refuses_is_not_waited_for(database: Database) -> None:
+    row = {"id": UUID(int=1), "name": "ada", "role": "read", "hash": b"1"}
+    new = sa.insert(TOKEN).values(row | {"created_at": database.clock.now()})
+    with database.writing() as connection:
+        connection.execute(new)
+    with pytest.raises(sa.exc.IntegrityError), database.writing() as connection:
+        connection.execute(new)
+
+
+def test_nul_is_taken_out_of_what_is_stored(queue: TaskQueue, database: Database) -> None:
+    claim = picked(queue, database.clock.now())
+    queue.heartbeat(claim, 0.5, {"detail": ["a\0b", {"c\0": 1}]})
+    (row,) = active(database)
+    assert row.execution_details == {"detail": ["a\ufffdb", {"c\ufffd": 1}]}
+    queue.fail(claim, "no file a\0b", Failure.PERMANENT, result={"path": "a\0b", "files": 3})
+    (row,) = logged(database)
+    assert (row.message, row.result) == ("no file a\ufffdb", {"path": "a\ufffdb", "files": 3})
+
+
+def test_who_may_not_do_it_is_told(postgres: PostgresServer, postgres_template: str) -> None:
+    name = postgres.database(template=postgres_template)
+    postgres.run("CREATE ROLE guest LOGIN")
+    url = postgres.url(name).replace("lakewarden@", "guest@")
+    with pytest.raises(StorageError, match="permission denied"):
+        open_database(url)

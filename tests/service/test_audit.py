@@ -27,7 +27,7 @@ def unwritable_audit(database: Database) -> Iterator[None]:
         if database.is_postgres:
             connection.exec_driver_sql(
                 "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN RAISE EXCEPTION 'the audit log is full'; END $$"
+                "$$ BEGIN RAISE EXCEPTION 'the audit log is full' USING ERRCODE = 'disk_full'; END $$"
             )
             connection.exec_driver_sql(
                 "CREATE TRIGGER full_up BEFORE INSERT ON audit "
@@ -36,7 +36,7 @@ def unwritable_audit(database: Database) -> Iterator[None]:
         else:
             connection.exec_driver_sql(
                 "CREATE TRIGGER full_up BEFORE INSERT ON audit "
-                "BEGIN SELECT RAISE(ABORT, 'the audit log is full'); END"
+                'BEGIN SELECT * FROM "the audit log is full"; END'
             )
     yield
     with database.writing() as connection:
