@@ -101,7 +101,7 @@ class TaskQueue:
         """Let the task in this slot run as early as `task` would, for the same reason.
 
         Only a task that no attempt was made at is moved, never to a later time, and not if somebody
-        asked for it or has said when it is to run.
+        asked for it, or if somebody or the run before has said when it is to run.
         """
         sooner = (
             sa.update(TASK)

@@ -118,6 +118,8 @@ class NewTask:
     reason: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     parent_id: UUID | None = None
+    #: Whether its time stands: no commit brings it forward.
+    fixed: bool = False
 
     @property
     def slot(self) -> str:

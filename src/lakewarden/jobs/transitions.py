@@ -84,6 +84,7 @@ def _row(task: NewTask, now: datetime, chance: Chance) -> dict[str, Any]:
         "origin": task.origin,
         "reason": task.reason,
         "created_at": now,
+        "fixed": task.fixed,
     }
 
 
