@@ -6,9 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from threading import Barrier, Event
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
+import sqlalchemy as sa
 
 from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.control import Action, TaskControl
@@ -17,10 +19,14 @@ from lakewarden.jobs.holding import Holding
 from lakewarden.jobs.queue import BACKOFF_FIRST_SECONDS, LOST, TaskQueue
 from lakewarden.jobs.queues import OPTIMIZE, QUEUES
 from lakewarden.jobs.refusals import RequestRefused, TaskAlreadyActive, TaskTakenOver
+from lakewarden.jobs.schema import TASK
 from lakewarden.jobs.tasks import Beat, Failure, Origin, Signal, TaskStatus
 from lakewarden.testing.simulation import World
-from lakewarden.world import SystemChance
+from lakewarden.world import SystemChance, SystemClock
 from tests.jobs.small import EXPIRE, LAKE, ORPHANS, OTHER, active, logged, picked, wanted
+
+if TYPE_CHECKING:
+    from tests.postgres import PostgresServer
 
 HEARTBEAT = QUEUES[EXPIRE].heartbeat_seconds
 ATTEMPTS = QUEUES[EXPIRE].max_attempts
@@ -173,6 +179,32 @@ def test_one_transaction_tells_of_a_whole_batch(queue: TaskQueue, world: World) 
     signals = queue.heartbeats([Beat(claim, 0.5) for claim in claims])
     assert signals[claims[0].task_id] is Signal.NOT_ACTIVE
     assert {signals[claim.task_id] for claim in claims[1:]} == {Signal.CONTINUE}
+
+
+def test_signs_of_life_wait_for_nobody_who_waits_for_them(
+    postgres: PostgresServer, postgres_template: str, world: World
+) -> None:
+    database = open_database(
+        postgres.url(postgres.database(template=postgres_template)), clock=world
+    )
+    queue = TaskQueue(database, world)
+    first, second = (picked(queue, world.now(), number) for number in (1, 2))
+    assert first.task_id < second.task_id
+    row = sa.select(TASK.c.task_id).with_for_update(nowait=True)
+    waits = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    with ThreadPoolExecutor(1) as pool:
+        with database.writing() as connection:
+            connection.execute(row.where(TASK.c.task_id == first.task_id))
+            # Whatever each of them tells.
+            beats = pool.submit(queue.heartbeats, [Beat(second), Beat(first, 0.5)])
+            for _ in range(500):
+                if connection.scalar(waits):
+                    break
+                SystemClock().sleep(0.01)
+            assert not beats.done()
+            connection.execute(row.where(TASK.c.task_id == second.task_id))
+        assert set(beats.result(10).values()) == {Signal.CONTINUE}
+    database.close()
 
 
 def test_whoever_is_heard_of_keeps_the_task(queue: TaskQueue, world: World) -> None:

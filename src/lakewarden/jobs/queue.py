@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import groupby
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +27,7 @@ from lakewarden.errors import StorageError
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.queues import QueueKind, queue_kind
 from lakewarden.jobs.refusals import TaskAlreadyActive, TaskTakenOver
-from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG
+from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG, Document
 from lakewarden.jobs.tasks import (
     HELD,
     Beat,
@@ -166,12 +165,10 @@ class TaskQueue:
 
     def heartbeats(self, beats: Sequence[Beat]) -> dict[UUID, Signal]:
         """Do the same for all tasks of a batch, in one transaction."""
-        # Two that beat for the same tasks must not wait for each other.
-        ordered = sorted(beats, key=lambda beat: (_told(beat), beat.claim.task_id))
+        # By id, as others do who lock several: nobody waits for one that waits for them.
+        ordered = sorted(beats, key=lambda beat: beat.claim.task_id)
         with self.database.writing() as connection:
-            now = self.database.moment(connection)
-            for told, alike in groupby(ordered, key=_told):
-                _renew(connection, told, list(alike), now)
+            _renew(connection, ordered, self.database.moment(connection))
             return _signals(connection, [beat.claim for beat in ordered])
 
     def had_company(self, claim: Claim) -> bool:
@@ -340,41 +337,36 @@ def _claim(row: Row, slot: Row, now: datetime) -> Claim:
     )
 
 
-def _told(beat: Beat) -> tuple[bool, bool]:
-    return beat.progress is not None, beat.details is not None
-
-
-def _renew(
-    connection: sa.Connection, told: tuple[bool, bool], beats: Sequence[Beat], now: datetime
-) -> None:
-    """Write down beats that tell the same kinds of things."""
-    changed: dict[str, Any] = {
-        "last_heartbeat_at": now,
-        "stale_at": sa.bindparam("stale"),
-        "updated_at": now,
-    }
-    with_progress, with_details = told
-    if with_progress:
-        changed["progress"] = sa.bindparam("done")
-    if with_details:
-        changed["execution_details"] = sa.bindparam("found")
-    mine = sa.and_(
-        TASK.c.task_id == sa.bindparam("id"),
-        TASK.c.attempt == sa.bindparam("try"),
-        TASK.c.fence == sa.bindparam("number"),
-        TASK.c.status != TaskStatus.SCHEDULED,
+def _renew(connection: sa.Connection, beats: Sequence[Beat], now: datetime) -> None:
+    """Write down beats in this order; what one does not tell stays as it was."""
+    if not beats:
+        return
+    done, found = sa.bindparam("done", type_=sa.Double), sa.bindparam("found", type_=Document)
+    told = (
+        sa.update(TASK)
+        .where(
+            TASK.c.task_id == sa.bindparam("id"),
+            TASK.c.attempt == sa.bindparam("try"),
+            TASK.c.fence == sa.bindparam("number"),
+            TASK.c.status != TaskStatus.SCHEDULED,
+        )
+        .values(
+            last_heartbeat_at=now,
+            stale_at=sa.bindparam("stale"),
+            updated_at=now,
+            progress=sa.func.coalesce(done, TASK.c.progress),
+            execution_details=sa.func.coalesce(found, TASK.c.execution_details),
+        )
     )
     rows: list[dict[str, Any]] = []
     for beat in beats:
-        claim = beat.claim
+        claim, progress = beat.claim, beat.progress
         row = {"id": claim.task_id, "try": claim.attempt, "number": claim.fence}
         row["stale"] = now + timedelta(seconds=claim.heartbeat_seconds)
-        if beat.progress is not None:
-            row["done"] = min(max(beat.progress, 0.0), 1.0)
-        if beat.details is not None:
-            row["found"] = dict(beat.details)
+        row["done"] = None if progress is None else min(max(progress, 0.0), 1.0)
+        row["found"] = None if beat.details is None else dict(beat.details)
         rows.append(row)
-    connection.execute(sa.update(TASK).where(mine).values(changed), rows)
+    connection.execute(told, rows)
 
 
 def _signals(connection: sa.Connection, claims: Sequence[Claim]) -> dict[UUID, Signal]:
