@@ -386,3 +386,12 @@ def test_how_long_tasks_are_remembered_can_be_set(
     (following,) = active(database)
     assert following.scheduled_for - world.now() <= timedelta(days=3)
     assert following.scheduled_for - world.now() > timedelta(days=2)
+
+
+def test_a_table_of_whatever_kind_is_found_by_its_id(warehouses: Warehouses) -> None:
+    lake = warehouses.register("lake", WarehouseKind.ICEBERG, "c").id
+    one, two = warehouses.refresh(lake, found("a", "b"))
+    assert [warehouses.table(lake, None, table.id) for table in (one, two)] == [one, two]
+    with pytest.raises(RequestRefused) as error:
+        warehouses.table(lake, None, UUID(int=5))
+    assert (error.value.name, error.value.code) == ("NoSuchTableException", 404)

@@ -196,6 +196,8 @@ TASK_LOG = sa.Table(
     sa.Column("final", sa.Boolean, nullable=False),
     sa.Index(None, "warehouse_id", "created_at", "task_id"),
     sa.Index(None, "project_id", "ended_at"),
+    # For the numbers, which are of all projects.
+    sa.Index(None, "ended_at"),
 )
 # A task ends once: the database sees to it.
 sa.Index(

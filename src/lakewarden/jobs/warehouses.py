@@ -285,29 +285,32 @@ class Warehouses:
     def table(
         self,
         warehouse_id: UUID,
-        kind: EntityType,
+        kind: EntityType | None,
         entity_id: UUID,
         *,
         joined: sa.Connection | None = None,
     ) -> TableEntity:
         """Return a table that is there, or raise 404 under the name for its kind.
 
-        Within a transaction that is `joined`, it stays there until that ends.
+        Without a kind it may be of any.  Within a transaction that is `joined`, it stays there until that ends.
         """
         query = sa.select(ENTITY).where(
             ENTITY.c.warehouse_id == warehouse_id,
             ENTITY.c.id == entity_id,
-            ENTITY.c.type == kind,
             ENTITY.c.active,
         )
+        if kind is not None:
+            query = query.where(ENTITY.c.type == kind)
         if joined is not None:
             row = joined.execute(query.with_for_update(read=True, key_share=True)).one_or_none()
         else:
             with self.database.reading() as connection:
                 row = connection.execute(query).one_or_none()
         if row is None:
+            wanted = kind or EntityType.TABLE
             raise not_found(
-                _MISSING[kind], f"there is no {kind} {entity_id} in this warehouse, or not any more"
+                _MISSING[wanted],
+                f"there is no {wanted} {entity_id} in this warehouse, or not any more",
             )
         return entity(row)
 
