@@ -20,7 +20,7 @@ from lakewarden.jobs.log_cleanup import LogCleanup
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import TASK_LOG_CLEANUP
 from lakewarden.jobs.refusals import RequestRefused
-from lakewarden.jobs.schema import AUDIT, TOKEN
+from lakewarden.jobs.schema import AUDIT, SLOT, TOKEN
 from lakewarden.jobs.tasks import EntityType, Failure, NewTask, Scope
 from lakewarden.jobs.tokens import Audit, Role, Tokens
 from lakewarden.jobs.warehouses import Access, FoundTable, WarehouseKind, Warehouses
@@ -120,8 +120,16 @@ def test_a_warehouse_with_tasks_is_not_forgotten(
         warehouses.delete(made.id)
     assert error.value.name == "WarehouseHasUnfinishedTasks"
     assert warehouses.get(made.id) == made
-    TaskControl(queue.database).control(scope, Action.CANCEL, [task])
+    for number, whose in ((2, scope), (3, LAKE)):
+        queue.enqueue([wanted(world.now(), number, scope=whose)])
+    assert len(queue.pick(EXPIRE, limit=3)) == 3
+    mine = [row.task_id for row in active(queue.database) if row.warehouse_id == made.id]
+    TaskControl(queue.database).control(scope, Action.CANCEL, mine)
     warehouses.delete(made.id)
+    with queue.database.reading() as connection:
+        # Those of others stay.
+        (slot,) = connection.scalars(sa.select(SLOT.c.slot))
+    assert slot.startswith(LAKE.slots)
     for gone in (warehouses.get, warehouses.delete):
         with pytest.raises(RequestRefused) as error:
             gone(made.id)

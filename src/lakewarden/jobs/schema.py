@@ -230,6 +230,7 @@ TASK_CONFIG = sa.Table(
     sa.Column("updated_at", Moment, nullable=False),
 )
 
+# Nothing is ever removed from it.
 AUDIT = sa.Table(
     "audit",
     METADATA,

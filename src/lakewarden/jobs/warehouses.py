@@ -20,8 +20,8 @@ import sqlalchemy as sa
 from lakewarden.errors import ErrorKind
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.refusals import RequestRefused, not_found
-from lakewarden.jobs.schema import ENTITY, TASK, TASK_CONFIG, WAREHOUSE
-from lakewarden.jobs.tasks import DEFAULT_PROJECT, Entity, EntityType
+from lakewarden.jobs.schema import ENTITY, SLOT, TASK, TASK_CONFIG, WAREHOUSE
+from lakewarden.jobs.tasks import DEFAULT_PROJECT, Entity, EntityType, Scope
 from lakewarden.jobs.transitions import CHUNK, Row, upsert
 from lakewarden.storage.location import Location
 from lakewarden.world import Chance, ordered_id
@@ -200,7 +200,7 @@ class Warehouses:
             # First, so that nobody queues a task in between: whoever does has the table's row locked,
             # which goes with the warehouse's, or finds none.
             gone = sa.delete(WAREHOUSE).where(WAREHOUSE.c.id == warehouse_id)
-            found = connection.execute(gone).rowcount
+            project = connection.scalar(gone.returning(WAREHOUSE.c.project_id))
             active = connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
             if active:
                 raise RequestRefused(
@@ -209,9 +209,12 @@ class Warehouses:
                     409,
                     f"{active} tasks of the warehouse are active; cancel them first",
                 )
-            if not found:
+            if project is None:
                 raise not_found("WarehouseNotFound", f"there is no warehouse {warehouse_id}")
             connection.execute(sa.delete(TASK_CONFIG).where(TASK_CONFIG.c.scope_id == warehouse_id))
+            # Nobody is there whom their numbers would keep out, and no warehouse gets this id again.
+            slots = SLOT.c.slot.startswith(Scope(project, warehouse_id).slots)
+            connection.execute(sa.delete(SLOT).where(slots))
 
     # -- tables ----------------------------------------------------------------------------------
 
