@@ -63,6 +63,6 @@ def queue_kind(name: str, *, code: int = 400) -> QueueKind:
             ErrorKind.QUEUE_UNKNOWN,
             "QueueNotFound",
             code,
-            f"there is no queue {name[:100]!r}; the queues are {', '.join(sorted(QUEUES))}",
+            f"there is no queue of this name; the queues are {', '.join(sorted(QUEUES))}",
         )
     return kind

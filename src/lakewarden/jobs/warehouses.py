@@ -166,7 +166,7 @@ class Warehouses:
                     ErrorKind.ALREADY_EXISTS,
                     "WarehouseAlreadyExists",
                     409,
-                    f"there is a warehouse {name!r} already; choose another name, or delete it first",
+                    "there is a warehouse of this name already; choose another, or delete it first",
                 )
             _refuse_taken(connection, info)
         return info
