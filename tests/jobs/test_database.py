@@ -17,7 +17,7 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 
 from lakewarden.errors import ErrorKind, LakewardenError, Refused, StorageError, UsageError
-from lakewarden.jobs.database import VERSION_TABLE, Database, check, migrate, open_database
+from lakewarden.jobs.database import VERSION_TABLE, Database, migrate, open_database
 from lakewarden.jobs.migrations.versions import v0001_tasks
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.schema import METADATA, TASK, TOKEN
@@ -54,27 +54,22 @@ def statement(empty: str) -> Iterator[Callable[[str], None]]:
 
 
 def test_a_database_without_tables_is_refused_with_what_to_do(empty: str) -> None:
-    for use in (check, open_database):
-        with pytest.raises(Refused, match="run: lakewarden migrate") as error:
-            use(empty)
-        assert error.value.kind is ErrorKind.DATABASE_OUTDATED
-        assert "\n" not in error.value.message
+    with pytest.raises(Refused, match="run: lakewarden migrate") as error:
+        open_database(empty)
+    assert error.value.kind is ErrorKind.DATABASE_OUTDATED
+    assert "\n" not in error.value.message
     assert migrate(empty)[0] is None
-    check(empty)
     open_database(empty).close()
 
 
 def test_a_database_that_is_not_there_is_only_made_by_migrating(tmp_path: Path) -> None:
     place = tmp_path / "new.db"
-    for use in (check, open_database):
-        with pytest.raises(
-            Refused, match=r"there is no database at .* lakewarden migrate"
-        ) as error:
-            use(f"sqlite:///{place}")
-        assert error.value.kind is ErrorKind.NOT_FOUND
-        assert not place.exists()
+    with pytest.raises(Refused, match=r"there is no database at .* lakewarden migrate") as error:
+        open_database(f"sqlite:///{place}")
+    assert error.value.kind is ErrorKind.NOT_FOUND
+    assert not place.exists()
     migrate(f"sqlite:///{place}")
-    check(f"sqlite:///{place}")
+    open_database(f"sqlite:///{place}").close()
 
 
 def test_migrating_again_changes_nothing(empty: str) -> None:
@@ -147,13 +142,13 @@ def test_several_may_migrate_at_once(empty: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(migrate, [empty] * 4))
     assert len([before for before, _ in found if before is None]) == 1
-    check(empty)
+    open_database(empty).close()
 
 
 def test_a_newer_database_is_refused(empty: str, statement: Callable[[str], None]) -> None:
     migrate(empty)
     statement(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
-    for use in (check, open_database, migrate):
+    for use in (open_database, migrate):
         with pytest.raises(Refused, match="upgrade lakewarden first") as error:
             use(empty)
         assert error.value.kind is ErrorKind.NEWER_STAMP
@@ -171,7 +166,7 @@ def test_a_newer_database_is_refused(empty: str, statement: Callable[[str], None
     ],
 )
 def test_an_address_that_cannot_be_used_is_told_without_the_password(url: str) -> None:
-    for use in (check, open_database, migrate):
+    for use in (open_database, migrate):
         with pytest.raises(UsageError, match="write its address like") as error:
             use(url)
         assert SECRET not in repr(error.value)

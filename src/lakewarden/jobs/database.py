@@ -124,15 +124,6 @@ def migrate(url: str) -> tuple[str | None, str]:
     return before, after
 
 
-def check(url: str) -> None:
-    """Raise unless the tables are this release's."""
-    engine = _engine(url)
-    try:
-        _check(engine)
-    finally:
-        engine.dispose()
-
-
 def _check(engine: sa.Engine) -> None:
     _refuse_missing(engine.url)
     with translated(), engine.connect() as connection:

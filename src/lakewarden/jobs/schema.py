@@ -190,7 +190,7 @@ TASK_LOG = sa.Table(
     sa.Column("message", Words),
     sa.Column("failure", Word),
     sa.Column("result", Document),
-    # What the run saw, in bytes per second.
+    # What the run saw, in bytes per second: for people, nothing reads it.
     sa.Column("rate", sa.Double),
     # Whether the task ended with this attempt.
     sa.Column("final", sa.Boolean, nullable=False),
@@ -214,6 +214,7 @@ SLOT = sa.Table(
     sa.Column("slot", Words(256), primary_key=True),
     sa.Column("fence", sa.BigInteger, nullable=False),
     sa.Column("ran_at", Moment),
+    # As in the log.
     sa.Column("rate", sa.Double),
     # When the last task failed, if none has succeeded since.
     sa.Column("failed_at", Moment),
