@@ -15,11 +15,12 @@ from lakewarden.jobs.database import Database
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import OPTIMIZE
 from lakewarden.jobs.scheduling import Fragmentation
-from lakewarden.jobs.tasks import EntityType, Failure, Origin, Scope
+from lakewarden.jobs.tasks import EntityType, Failure, NewTask, Origin, Scope, TaskStatus
 from lakewarden.jobs.warehouses import FoundTable, TableEntity, WarehouseKind, Warehouses
 from lakewarden.testing.simulation import World
 from tests.jobs.small import EXPIRE, ORPHANS, active
 
+DAY = timedelta(days=1)
 ALL_ON: dict[str, dict[str, object]] = {
     EXPIRE: {"enable-expire-snapshots": True, "min-snapshots-to-expire": 2},
     ORPHANS: {"enable-remove-orphan-files": True},
@@ -154,6 +155,32 @@ def test_the_commit_and_its_tasks_stand_or_fall_together(lake: Lake, database: D
     assert lake.commits.unseen(lake.scope, {lake.one.id: "m1"}) == []
 
 
+@pytest.mark.parametrize("name", [EXPIRE, OPTIMIZE])
+def test_a_commit_while_its_task_runs_is_seen_after_it(lake: Lake, name: str) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    (claim,) = lake.queue.pick(name)
+    for _ in range(2):
+        # Told as often as somebody looks, and nothing comes of it yet.
+        outcomes = lake.commits.record(lake.scope, [lake.change("m2")])
+        assert [one.queue for one in outcomes if one.missed] == [name]
+        assert lake.commits.unseen(lake.scope, {lake.one.id: "m2"}) == [lake.one.id]
+    lake.queue.succeed(claim)
+    lake.commits.record(lake.scope, [lake.change("m2")])
+    assert (lake.one.id, name) in lake.queued()
+    assert lake.commits.unseen(lake.scope, {lake.one.id: "m2"}) == []
+
+
+def test_a_commit_before_the_next_attempt_is_seen_by_it(lake: Lake) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    (claim,) = lake.queue.pick(OPTIMIZE)
+    lake.queue.fail(claim, "not yet")
+    outcomes = lake.commits.record(lake.scope, [lake.change("m2")])
+    assert not any(one.missed for one in outcomes)
+    assert lake.commits.unseen(lake.scope, {lake.one.id: "m2"}) == []
+
+
 def test_expiry_is_queued_for_later_and_brought_forward_but_not_put_off(lake: Lake) -> None:
     lake.switch_on()
     now = lake.world.now()
@@ -176,11 +203,51 @@ def test_a_commit_does_not_hurry_the_next_look_for_orphans(lake: Lake) -> None:
     (claim,) = lake.queue.pick(ORPHANS)
     lake.queue.fail(claim, "corrupt", Failure.PERMANENT)
     lake.commits.record(lake.scope, [lake.change("m2")])
+    lake.world.sleep(86_400)
     (claim,) = lake.queue.pick(ORPHANS)
     lake.queue.succeed(claim)
     lake.commits.record(lake.scope, [lake.change("m3")])
     following = next(row for row in active(lake.queue.database) if row.queue_name == ORPHANS)
     assert following.scheduled_for == lake.world.now() + timedelta(days=1)
+
+
+@pytest.mark.parametrize("name", [EXPIRE, ORPHANS, OPTIMIZE])
+@pytest.mark.parametrize("failure", [Failure.PERMANENT, Failure.TRANSIENT])
+def test_what_has_failed_is_not_tried_again_with_every_commit(
+    lake: Lake, name: str, failure: Failure
+) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m0")])
+    (claim,) = lake.queue.pick(name)
+    while lake.queue.fail(claim, "corrupt", failure) is TaskStatus.SCHEDULED:
+        lake.world.sleep(3600)
+        (claim,) = lake.queue.pick(name)
+    failed_at = lake.world.now()
+    for marker in ("m1", "m2"):
+        lake.world.sleep(3600)
+        lake.commits.record(lake.scope, [lake.change(marker)])
+        (row,) = [row for row in active(lake.queue.database) if row.queue_name == name]
+        assert row.scheduled_for == failed_at + timedelta(days=1)
+    lake.world.sleep(22 * 3600)
+    (claim,) = lake.queue.pick(name)
+    # The wait ends with a success.
+    lake.queue.succeed(claim)
+    lake.world.sleep(86_400)
+    outcomes = lake.commits.record(lake.scope, [lake.change("m3")])
+    (outcome,) = [one for one in outcomes if one.queue == name]
+    assert outcome.decision.at == lake.world.now()
+
+
+def test_a_new_config_is_tried_at_once(lake: Lake) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    for name in ALL_ON:
+        (claim,) = lake.queue.pick(name)
+        lake.queue.fail(claim, "the config cannot be used", Failure.PERMANENT)
+    lake.commits.configure(lake.scope, EXPIRE, ALL_ON[EXPIRE])
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    for name in ALL_ON:
+        assert len(lake.queue.pick(name, limit=2)) >= 1
 
 
 def test_a_property_that_cannot_be_read_fails_no_commit(lake: Lake) -> None:
@@ -208,9 +275,52 @@ def test_tables_that_are_gone_or_elsewhere_are_left_alone(lake: Lake) -> None:
 def test_switching_on_wakes_up_tables_that_nobody_writes_to(lake: Lake) -> None:
     lake.commits.record(lake.scope, [lake.change()])
     assert lake.commits.unseen(lake.scope, {lake.one.id: "m1"}) == []
-    lake.switch_on()
-    lake.commits.reconsider(lake.scope)
+    for queue, config in ALL_ON.items():
+        lake.commits.configure(lake.scope, queue, config)
     assert set(lake.queued()) == {(lake.one.id, ORPHANS), (lake.two.id, ORPHANS)}
     assert lake.commits.unseen(lake.scope, {lake.one.id: "m1"}) == [lake.one.id]
     lake.commits.record(lake.scope, [lake.change()])
     assert (lake.one.id, EXPIRE) in lake.queued()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "passed", "due"),
+    [
+        ({"dry-run": True}, {"dry-run": False}, 3 * DAY, 3 * DAY),
+        ({"dry-run": True}, {}, DAY / 2, DAY),
+        ({}, {"default-older-than-ms": 86_400_000}, 3 * DAY, 3 * DAY),
+        ({"target-reclaim-bytes": 9}, {"target-reclaim-bytes": 8}, 3 * DAY, 3 * DAY),
+        ({}, {"maximum-interval-seconds": 864_000}, 3 * DAY, 10 * DAY),
+        ({}, {"maximum-interval-seconds": 864_000}, 30 * DAY, 30 * DAY),
+        # What was a mistake: no task could run.
+        ({"default-older-than-ms": 1}, {}, 3 * DAY, 3 * DAY),
+        # What wants less, or nothing else.
+        ({}, {"dry-run": True}, 3 * DAY, 90 * DAY),
+        ({}, {"maximum-interval-seconds": 9_000_000}, 3 * DAY, 90 * DAY),
+        ({}, {"default-older-than-ms": 1}, 3 * DAY, 90 * DAY),
+        ({}, {}, 3 * DAY, 90 * DAY),
+    ],
+)
+def test_a_config_that_wants_more_brings_the_next_look_for_orphans_forward(
+    lake: Lake,
+    before: dict[str, object],
+    after: dict[str, object],
+    passed: timedelta,
+    due: timedelta,
+) -> None:
+    lake.commits.configure(lake.scope, ORPHANS, ALL_ON[ORPHANS] | before)
+    ended = lake.world.now()
+    for claim in lake.queue.pick(ORPHANS, limit=2):
+        lake.queue.succeed(
+            claim,
+            successor=NewTask(
+                ORPHANS, lake.scope, claim.entity, ended + 90 * DAY, Origin.ADAPTIVE, "the maximum"
+            ),
+        )
+    lake.world.sleep(passed.total_seconds())
+    # Another queue's config says nothing about orphans.
+    lake.commits.configure(lake.scope, EXPIRE, ALL_ON[EXPIRE])
+    assert {row.scheduled_for for row in active(lake.queue.database)} == {ended + 90 * DAY}
+    lake.commits.configure(lake.scope, ORPHANS, ALL_ON[ORPHANS] | after)
+    rows = active(lake.queue.database)
+    assert [row.scheduled_for for row in rows] == [ended + due] * 2

@@ -15,7 +15,7 @@ from lakewarden.jobs.holding import End, Holding
 from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import RequestRefused, TaskTakenOver
-from lakewarden.jobs.tasks import Claim, Failure, Signal, TaskStatus
+from lakewarden.jobs.tasks import Claim, Failure, Origin, Signal, TaskStatus
 from lakewarden.testing.simulation import World
 from tests.jobs.small import EXPIRE, LAKE, OTHER, active, logged, picked, wanted
 
@@ -121,6 +121,21 @@ def test_a_waiting_task_runs_now_or_at_another_time(
     assert row.scheduled_for == later
     control(LAKE, Action.RUN_NOW, [task_id])
     assert [claim.task_id for claim in queue.pick(EXPIRE)] == [task_id]
+
+
+@pytest.mark.parametrize("origin", [Origin.COMMIT, Origin.ADAPTIVE])
+def test_what_somebody_put_off_is_not_brought_forward(
+    queue: TaskQueue, database: Database, control: Control, world: World, origin: Origin
+) -> None:
+    (task_id,) = queue.enqueue([wanted(world.now(), origin=origin)])
+    later = world.now() + timedelta(days=2)
+    control(LAKE, Action.RUN_AT, [task_id], at=later)
+    with database.writing() as connection:
+        assert not queue.bring_forward(wanted(world.now()), connection)
+    assert queue.pick(EXPIRE) == []
+    world.sleep(2 * 86_400)
+    # It is still the task that it was, and does no more than it would have done.
+    assert [(claim.task_id, claim.origin) for claim in queue.pick(EXPIRE)] == [(task_id, origin)]
 
 
 def test_run_now_shortens_the_wait_between_attempts(

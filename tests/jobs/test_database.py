@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.operations import Operations
 
 from lakewarden.errors import ErrorKind, LakewardenError, Refused, StorageError, UsageError
-from lakewarden.jobs.database import VERSION_TABLE, Database, check, migrate, open_database
+from lakewarden.jobs.database import VERSION_TABLE, Database, migrate, open_database
+from lakewarden.jobs.migrations.versions import v0001_tasks
 from lakewarden.jobs.queue import TaskQueue
-from lakewarden.jobs.schema import METADATA
+from lakewarden.jobs.schema import METADATA, TASK, TOKEN
+from lakewarden.jobs.tasks import Failure
 from lakewarden.world import SystemChance, SystemClock
-from tests.jobs.small import EXPIRE, wanted
+from tests.jobs.small import EXPIRE, active, logged, picked, wanted
 
 if TYPE_CHECKING:
     from tests.postgres import PostgresServer
@@ -49,27 +54,22 @@ def statement(empty: str) -> Iterator[Callable[[str], None]]:
 
 
 def test_a_database_without_tables_is_refused_with_what_to_do(empty: str) -> None:
-    for use in (check, open_database):
-        with pytest.raises(Refused, match="run: lakewarden migrate") as error:
-            use(empty)
-        assert error.value.kind is ErrorKind.DATABASE_OUTDATED
-        assert "\n" not in error.value.message
+    with pytest.raises(Refused, match="run: lakewarden migrate") as error:
+        open_database(empty)
+    assert error.value.kind is ErrorKind.DATABASE_OUTDATED
+    assert "\n" not in error.value.message
     assert migrate(empty)[0] is None
-    check(empty)
     open_database(empty).close()
 
 
 def test_a_database_that_is_not_there_is_only_made_by_migrating(tmp_path: Path) -> None:
     place = tmp_path / "new.db"
-    for use in (check, open_database):
-        with pytest.raises(
-            Refused, match=r"there is no database at .* lakewarden migrate"
-        ) as error:
-            use(f"sqlite:///{place}")
-        assert error.value.kind is ErrorKind.NOT_FOUND
-        assert not place.exists()
+    with pytest.raises(Refused, match=r"there is no database at .* lakewarden migrate") as error:
+        open_database(f"sqlite:///{place}")
+    assert error.value.kind is ErrorKind.NOT_FOUND
+    assert not place.exists()
     migrate(f"sqlite:///{place}")
-    check(f"sqlite:///{place}")
+    open_database(f"sqlite:///{place}").close()
 
 
 def test_migrating_again_changes_nothing(empty: str) -> None:
@@ -79,6 +79,40 @@ def test_migrating_again_changes_nothing(empty: str) -> None:
     assert migrate(empty) == (made, made)
     (claim,) = TaskQueue(database, SystemChance()).pick(EXPIRE)
     assert claim.task_id == task
+    database.close()
+
+
+def test_a_database_of_the_first_release_keeps_what_it_has(empty: str) -> None:
+    engine = sa.create_engine(empty)
+    with engine.begin() as connection:
+        with Operations.context(MigrationContext.configure(connection)):
+            v0001_tasks.upgrade()
+        connection.execute(sa.text(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32))"))
+        connection.execute(sa.text(f"INSERT INTO {VERSION_TABLE} VALUES ('0001')"))
+        old = sa.Table("task", sa.MetaData(), autoload_with=connection)
+        new = sa.Table(
+            "task", sa.MetaData(), *(sa.Column(c.name, TASK.c[c.name].type) for c in old.c)
+        )
+        now = SystemClock().now()
+        task = wanted(now)
+        row = {
+            "task_id": UUID(int=9), "attempt": 0, "project_id": task.scope.project_id,
+            "warehouse_id": task.scope.warehouse_id, "queue_name": EXPIRE,
+            "entity_type": task.entity.type, "entity_id": task.entity.id, "slot": task.slot,
+            "status": "SCHEDULED", "scheduled_for": now, "fence": 0, "progress": 0.0,
+            "task_data": {}, "origin": task.origin, "created_at": now,
+        }  # fmt: skip
+        connection.execute(sa.insert(new).values(row))
+        connection.execute(sa.text(f"INSERT INTO slot VALUES ('{task.slot}', 7, NULL, NULL)"))
+    engine.dispose()
+    assert migrate(empty)[0] == "0001"
+    database = open_database(empty)
+    queue = TaskQueue(database, SystemChance())
+    with database.writing() as connection:
+        sooner = replace(task, scheduled_for=now - timedelta(hours=1))
+        assert queue.bring_forward(sooner, connection)
+    (claim,) = queue.pick(EXPIRE)
+    assert (claim.task_id, claim.fence) == (row["task_id"], 8)
     database.close()
 
 
@@ -108,13 +142,13 @@ def test_several_may_migrate_at_once(empty: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(migrate, [empty] * 4))
     assert len([before for before, _ in found if before is None]) == 1
-    check(empty)
+    open_database(empty).close()
 
 
 def test_a_newer_database_is_refused(empty: str, statement: Callable[[str], None]) -> None:
     migrate(empty)
     statement(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
-    for use in (check, open_database, migrate):
+    for use in (open_database, migrate):
         with pytest.raises(Refused, match="upgrade lakewarden first") as error:
             use(empty)
         assert error.value.kind is ErrorKind.NEWER_STAMP
@@ -132,7 +166,7 @@ def test_a_newer_database_is_refused(empty: str, statement: Callable[[str], None
     ],
 )
 def test_an_address_that_cannot_be_used_is_told_without_the_password(url: str) -> None:
-    for use in (check, open_database, migrate):
+    for use in (open_database, migrate):
         with pytest.raises(UsageError, match="write its address like") as error:
             use(url)
         assert SECRET not in repr(error.value)
@@ -185,3 +219,30 @@ def test_a_writer_on_sqlite_waits_for_another(tmp_path: Path) -> None:
         assert sum(pool.map(add, range(1, 101))) == 100
     for database in databases:
         database.close()
+
+
+def test_what_the_database_refuses_is_not_waited_for(database: Database) -> None:
+    row = {"id": UUID(int=1), "name": "ada", "role": "read", "hash": b"1"}
+    new = sa.insert(TOKEN).values(row | {"created_at": database.clock.now()})
+    with database.writing() as connection:
+        connection.execute(new)
+    with pytest.raises(sa.exc.IntegrityError), database.writing() as connection:
+        connection.execute(new)
+
+
+def test_nul_is_taken_out_of_what_is_stored(queue: TaskQueue, database: Database) -> None:
+    claim = picked(queue, database.clock.now())
+    queue.heartbeat(claim, 0.5, {"detail": ["a\0b", {"c\0": 1}]})
+    (row,) = active(database)
+    assert row.execution_details == {"detail": ["a\ufffdb", {"c\ufffd": 1}]}
+    queue.fail(claim, "no file a\0b", Failure.PERMANENT, result={"path": "a\0b", "files": 3})
+    (row,) = logged(database)
+    assert (row.message, row.result) == ("no file a\ufffdb", {"path": "a\ufffdb", "files": 3})
+
+
+def test_who_may_not_do_it_is_told(postgres: PostgresServer, postgres_template: str) -> None:
+    name = postgres.database(template=postgres_template)
+    postgres.run("CREATE ROLE guest LOGIN")
+    url = postgres.url(name).replace("lakewarden@", "guest@")
+    with pytest.raises(StorageError, match="permission denied"):
+        open_database(url)

@@ -6,21 +6,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from threading import Barrier, Event
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
+import sqlalchemy as sa
 
 from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import Database, open_database
 from lakewarden.jobs.holding import Holding
 from lakewarden.jobs.queue import BACKOFF_FIRST_SECONDS, LOST, TaskQueue
-from lakewarden.jobs.queues import QUEUES
+from lakewarden.jobs.queues import OPTIMIZE, QUEUES
 from lakewarden.jobs.refusals import RequestRefused, TaskAlreadyActive, TaskTakenOver
+from lakewarden.jobs.schema import TASK
 from lakewarden.jobs.tasks import Beat, Failure, Origin, Signal, TaskStatus
 from lakewarden.testing.simulation import World
-from lakewarden.world import SystemChance
+from lakewarden.world import SystemChance, SystemClock
 from tests.jobs.small import EXPIRE, LAKE, ORPHANS, OTHER, active, logged, picked, wanted
+
+if TYPE_CHECKING:
+    from tests.postgres import PostgresServer
 
 HEARTBEAT = QUEUES[EXPIRE].heartbeat_seconds
 ATTEMPTS = QUEUES[EXPIRE].max_attempts
@@ -175,6 +181,32 @@ def test_one_transaction_tells_of_a_whole_batch(queue: TaskQueue, world: World) 
     assert {signals[claim.task_id] for claim in claims[1:]} == {Signal.CONTINUE}
 
 
+def test_signs_of_life_wait_for_nobody_who_waits_for_them(
+    postgres: PostgresServer, postgres_template: str, world: World
+) -> None:
+    database = open_database(
+        postgres.url(postgres.database(template=postgres_template)), clock=world
+    )
+    queue = TaskQueue(database, world)
+    first, second = (picked(queue, world.now(), number) for number in (1, 2))
+    assert first.task_id < second.task_id
+    row = sa.select(TASK.c.task_id).with_for_update(nowait=True)
+    waits = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    with ThreadPoolExecutor(1) as pool:
+        with database.writing() as connection:
+            connection.execute(row.where(TASK.c.task_id == first.task_id))
+            # Whatever each of them tells.
+            beats = pool.submit(queue.heartbeats, [Beat(second), Beat(first, 0.5)])
+            for _ in range(500):
+                if connection.scalar(waits):
+                    break
+                SystemClock().sleep(0.01)
+            assert not beats.done()
+            connection.execute(row.where(TASK.c.task_id == second.task_id))
+        assert set(beats.result(10).values()) == {Signal.CONTINUE}
+    database.close()
+
+
 def test_whoever_is_heard_of_keeps_the_task(queue: TaskQueue, world: World) -> None:
     claim = picked(queue, world.now())
     for _ in range(10):
@@ -216,14 +248,16 @@ def test_a_lost_worker_has_nothing_to_say_any_more(
 def test_a_task_that_kills_its_workers_comes_to_an_end(
     queue: TaskQueue, database: Database, world: World
 ) -> None:
-    picked(queue, world.now())
+    first = picked(queue, world.now())
     for attempt in range(2, ATTEMPTS + 1):
         world.sleep(HEARTBEAT)
         (claim,) = queue.pick(EXPIRE)
         assert claim.attempt == attempt
     world.sleep(HEARTBEAT)
     assert queue.pick(EXPIRE) == []
-    assert active(database) == []
+    (row,) = active(database)
+    assert (row.parent_task_id, row.attempt) == (first.task_id, 0)
+    assert row.scheduled_for == world.now() + timedelta(days=1)
     assert [row.final for row in logged(database)] == [*[False] * (ATTEMPTS - 1), True]
 
 
@@ -332,7 +366,6 @@ def test_a_failure_is_followed_by_another_attempt_after_a_while(
         (claim,) = queue.pick(EXPIRE)
         assert claim.attempt == attempt + 1
     assert queue.fail(claim, "broken for good") is TaskStatus.FAILED
-    assert active(database) == []
     rows = logged(database)
     assert [row.attempt for row in rows] == list(range(1, ATTEMPTS + 1))
     assert [row.final for row in rows] == [*[False] * (ATTEMPTS - 1), True]
@@ -355,18 +388,41 @@ def test_what_fails_for_good_is_not_tried_again(
     assert active(database) == []
 
 
-def test_orphans_are_looked_for_a_day_after_all_attempts_have_failed(
-    queue: TaskQueue, database: Database, world: World
+@pytest.mark.parametrize("name", [EXPIRE, ORPHANS, OPTIMIZE])
+def test_a_new_task_waits_for_the_next_day_after_all_attempts_have_failed(
+    queue: TaskQueue, database: Database, world: World, name: str
 ) -> None:
-    claim = picked(queue, world.now(), name=ORPHANS)
+    claim = picked(queue, world.now(), name=name)
     while queue.fail(claim, "the store is down") is TaskStatus.SCHEDULED:
         world.sleep(3600)
-        (claim,) = queue.pick(ORPHANS)
-    assert claim.attempt == QUEUES[ORPHANS].max_attempts
+        (claim,) = queue.pick(name)
+    assert claim.attempt == QUEUES[name].max_attempts
     (row,) = active(database)
     assert row.scheduled_for == world.now() + timedelta(days=1)
     assert (row.parent_task_id, row.attempt) == (claim.task_id, 0)
     assert row.task_id != claim.task_id
+
+
+def test_attempts_that_were_stopped_do_not_count(
+    queue: TaskQueue, database: Database, world: World
+) -> None:
+    claim = picked(queue, world.now())
+    for _ in range(2 * ATTEMPTS):
+        assert queue.fail(claim, "shutting down", Failure.STOPPED) is TaskStatus.SCHEDULED
+        (row,) = active(database)
+        # Nothing has failed: there is nothing to wait longer for each time.
+        assert row.scheduled_for <= world.now() + timedelta(seconds=BACKOFF_FIRST_SECONDS)
+        world.sleep(BACKOFF_FIRST_SECONDS)
+        (claim,) = queue.pick(EXPIRE)
+    for _ in range(ATTEMPTS - 2):
+        assert queue.fail(claim, "broken") is TaskStatus.SCHEDULED
+        world.sleep(3600)
+        (claim,) = queue.pick(EXPIRE)
+    # Neither for workers that are lost.
+    world.sleep(3600)
+    (claim,) = queue.pick(EXPIRE)
+    assert claim.attempt == 3 * ATTEMPTS
+    assert queue.fail(claim, "broken") is TaskStatus.FAILED
 
 
 def test_a_run_that_takes_too_long_is_tried_once_more(queue: TaskQueue, world: World) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from threading import Barrier
 from uuid import UUID
 
 import pytest
@@ -12,17 +14,18 @@ import sqlalchemy as sa
 from lakewarden.jobs.commits import Change, Commits
 from lakewarden.jobs.config_store import ConfigStore, StoredConfig
 from lakewarden.jobs.control import Action, TaskControl
-from lakewarden.jobs.database import Database
+from lakewarden.jobs.database import Database, open_database
 from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.log_cleanup import LogCleanup
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import TASK_LOG_CLEANUP
 from lakewarden.jobs.refusals import RequestRefused
-from lakewarden.jobs.schema import AUDIT, TOKEN
-from lakewarden.jobs.tasks import EntityType, Failure, Scope
+from lakewarden.jobs.schema import AUDIT, SLOT, TOKEN
+from lakewarden.jobs.tasks import EntityType, Failure, NewTask, Scope
 from lakewarden.jobs.tokens import Audit, Role, Tokens
 from lakewarden.jobs.warehouses import Access, FoundTable, WarehouseKind, Warehouses
 from lakewarden.testing.simulation import World
+from lakewarden.world import SystemChance
 from tests.jobs.small import EXPIRE, LAKE, ORPHANS, active, logged, picked, wanted
 
 SECRET = "hunter2"
@@ -50,6 +53,53 @@ def test_a_warehouse_is_registered_once(warehouses: Warehouses) -> None:
     assert warehouses.all(UUID(int=7)) == [elsewhere]
 
 
+@pytest.mark.parametrize(
+    ("kind", "place", "taken"),
+    [
+        (WarehouseKind.LANCE, "s3://b/lake", True),
+        (WarehouseKind.LAKEWARDEN, "s3a://b//lake/", True),
+        (WarehouseKind.LAKEWARDEN, "s3://b/lake/inner", True),
+        (WarehouseKind.LANCE, "s3://b", True),
+        (WarehouseKind.LANCE, "s3://b/lake_backup", False),
+        (WarehouseKind.LANCE, "s3://other/lake", False),
+        (WarehouseKind.LAKEWARDEN, "/lake", False),
+        (WarehouseKind.ICEBERG, "lake", False),
+    ],
+)
+def test_a_place_belongs_to_one_warehouse(
+    warehouses: Warehouses, kind: WarehouseKind, place: str, taken: bool
+) -> None:
+    one = warehouses.register("one", WarehouseKind.LANCE, "s3://b/lake")
+    warehouses.register("catalog", WarehouseKind.ICEBERG, "prod")
+    if not taken:
+        warehouses.register("two", kind, place)
+        return
+    with pytest.raises(RequestRefused, match="'one'") as error:
+        warehouses.register("two", kind, place, project_id=UUID(int=7))
+    assert (error.value.name, error.value.code) == ("WarehouseLocationTaken", 409)
+    warehouses.delete(one.id)
+    warehouses.register("two", kind, place)
+
+
+def test_of_many_that_want_a_place_one_gets_it(url: str, world: World) -> None:
+    barrier = Barrier(4)
+
+    def register(number: int) -> bool:
+        database = open_database(url, clock=world)
+        try:
+            barrier.wait()
+            place = "s3://b/lake" + "/inner" * number
+            Warehouses(database, SystemChance()).register(f"w{number}", WarehouseKind.LANCE, place)
+        except RequestRefused:
+            return False
+        finally:
+            database.close()
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(register, range(4))) == 1
+
+
 def test_no_credential_is_shown(warehouses: Warehouses) -> None:
     made = warehouses.register("lake", WarehouseKind.LANCE, "s3://b/lake", access=ACCESS)
     assert warehouses.access(made.id) == ACCESS
@@ -70,14 +120,47 @@ def test_a_warehouse_with_tasks_is_not_forgotten(
         warehouses.delete(made.id)
     assert error.value.name == "WarehouseHasUnfinishedTasks"
     assert warehouses.get(made.id) == made
-    TaskControl(queue.database).control(scope, Action.CANCEL, [task])
+    for number, whose in ((2, scope), (3, LAKE)):
+        queue.enqueue([wanted(world.now(), number, scope=whose)])
+    assert len(queue.pick(EXPIRE, limit=3)) == 3
+    mine = [row.task_id for row in active(queue.database) if row.warehouse_id == made.id]
+    TaskControl(queue.database).control(scope, Action.CANCEL, mine)
     warehouses.delete(made.id)
+    with queue.database.reading() as connection:
+        # Those of others stay.
+        (slot,) = connection.scalars(sa.select(SLOT.c.slot))
+    assert slot.startswith(LAKE.slots)
     for gone in (warehouses.get, warehouses.delete):
         with pytest.raises(RequestRefused) as error:
             gone(made.id)
         assert (error.value.name, error.value.code) == ("WarehouseNotFound", 404)
     assert ConfigStore(queue.database).get(scope, EXPIRE) == StoredConfig()
     assert warehouses.access(made.id) == Access()
+
+
+def test_a_task_comes_before_the_end_of_its_warehouse_or_not_at_all(
+    warehouses: Warehouses, queue: TaskQueue, world: World
+) -> None:
+    lake = warehouses.register("lake", WarehouseKind.ICEBERG, "c").id
+    (table,) = warehouses.refresh(lake, found("a"))
+    scope = Scope(warehouse_id=lake)
+    with ThreadPoolExecutor(1) as pool:
+        with queue.database.writing() as connection:
+            warehouses.table(lake, table.type, table.id, joined=connection)
+            gone = pool.submit(warehouses.delete, lake)
+            # It waits for us.
+            with pytest.raises(TimeoutError):
+                gone.result(0.5)
+            queue.schedule(NewTask(EXPIRE, scope, table.entity, world.now()), joined=connection)
+        with pytest.raises(RequestRefused) as error:
+            gone.result(10)
+    assert error.value.name == "WarehouseHasUnfinishedTasks"
+    (claim,) = queue.pick(EXPIRE)
+    queue.succeed(claim)
+    warehouses.delete(lake)
+    with queue.database.writing() as connection, pytest.raises(RequestRefused) as error:
+        warehouses.table(lake, table.type, table.id, joined=connection)
+    assert error.value.code == 404
 
 
 def found(*names: str, **properties: str) -> list[FoundTable]:
@@ -311,3 +394,12 @@ def test_how_long_tasks_are_remembered_can_be_set(
     (following,) = active(database)
     assert following.scheduled_for - world.now() <= timedelta(days=3)
     assert following.scheduled_for - world.now() > timedelta(days=2)
+
+
+def test_a_table_of_whatever_kind_is_found_by_its_id(warehouses: Warehouses) -> None:
+    lake = warehouses.register("lake", WarehouseKind.ICEBERG, "c").id
+    one, two = warehouses.refresh(lake, found("a", "b"))
+    assert [warehouses.table(lake, None, table.id) for table in (one, two)] == [one, two]
+    with pytest.raises(RequestRefused) as error:
+        warehouses.table(lake, None, UUID(int=5))
+    assert (error.value.name, error.value.code) == ("NoSuchTableException", 404)

@@ -95,7 +95,7 @@ class Service:
         self, tables: int = 1, properties: Mapping[str, str] | None = None, name: str = "lake"
     ) -> Lake:
         """Register a warehouse whose tables nobody has looked at."""
-        info = self.parts.warehouses.register(name, WarehouseKind.LANCE, "/nowhere")
+        info = self.parts.warehouses.register(name, WarehouseKind.LANCE, f"/nowhere/{name}")
         found = [
             FoundTable(("db", f"t{number:03}"), kind, f"/nowhere/{number}", dict(properties or {}))
             for number, kind in enumerate(

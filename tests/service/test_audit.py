@@ -27,7 +27,7 @@ def unwritable_audit(database: Database) -> Iterator[None]:
         if database.is_postgres:
             connection.exec_driver_sql(
                 "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN RAISE EXCEPTION 'the audit log is full'; END $$"
+                "$$ BEGIN RAISE EXCEPTION 'the audit log is full' USING ERRCODE = 'disk_full'; END $$"
             )
             connection.exec_driver_sql(
                 "CREATE TRIGGER full_up BEFORE INSERT ON audit "
@@ -36,7 +36,7 @@ def unwritable_audit(database: Database) -> Iterator[None]:
         else:
             connection.exec_driver_sql(
                 "CREATE TRIGGER full_up BEFORE INSERT ON audit "
-                "BEGIN SELECT RAISE(ABORT, 'the audit log is full'); END"
+                'BEGIN SELECT * FROM "the audit log is full"; END'
             )
     yield
     with database.writing() as connection:
@@ -80,7 +80,7 @@ def control_project(service: Service, _lake: Lake, _place: Path, _task: str) -> 
 
 
 def register(service: Service, _lake: Lake, place: Path, _task: str) -> Any:
-    body = {"warehouse-name": "new", "kind": "lance", "location": str(place)}
+    body = {"warehouse-name": "new", "kind": "lance", "location": f"{place}-other"}
     return service.post("/warehouse", body)
 
 
@@ -110,6 +110,7 @@ def test_what_cannot_be_written_down_is_not_done(
     service.warehouse(name="empty")
     place = tmp_path / "lances"
     lance.write_dataset(pa.table({"id": [1]}), place / "one.lance")
+    lance.write_dataset(pa.table({"id": [1]}), tmp_path / "lances-other" / "one.lance")
     body = {"warehouse-name": "grown", "kind": "lance", "location": str(place)}
     assert service.post("/warehouse", body).status_code == 201
     lance.write_dataset(pa.table({"id": [2]}), place / "two.lance")

@@ -141,6 +141,22 @@ def test_a_queue_may_be_called_anything_and_is_none(service: Service, name: str)
     refusal(answer, answer.status_code, answer.json()["error"]["type"])
 
 
+def test_no_answer_repeats_a_value(plain: Service) -> None:
+    secret = "hunter2hunter2"
+    lake = plain.warehouse(name=secret)
+    path = f"/warehouse/{lake.id}/task-queue"
+    body = {"queue-config": {"max-snapshot-age-ms": secret}}
+    # Also where a credential was pasted by mistake.
+    answers = [
+        plain.post(f"{path}/expire_snapshots/config", body),
+        plain.post(f"{path}/{secret}/config", {"queue-config": {}}),
+        plain.post(f"{path}/{secret}/schedule", {"entity": lake.entity()}),
+    ]
+    for answer in answers:
+        assert answer.is_client_error
+        assert secret not in answer.text
+
+
 def test_a_request_has_the_id_it_was_given_or_a_new_one(plain: Service) -> None:
     number = "0190b7a1-0000-7000-8000-000000000001"
     answer = plain.get("/info", headers={"x-request-id": number.upper()})

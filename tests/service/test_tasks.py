@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -86,6 +87,20 @@ def test_a_table_that_is_gone_is_not_there(service: Service, lake: Lake) -> None
     other = FoundTable(("db", "other"), EntityType.TABLE, "/nowhere/other")
     service.parts.warehouses.refresh(lake.id, [other])
     refusal(schedule(lake, {"entity": lake.entity()}), 404, "NoSuchTableException")
+
+
+def test_a_task_does_not_outlive_a_warehouse_that_is_forgotten_meanwhile(
+    service: Service, lake: Lake
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with service.parts.database.writing() as connection:
+            service.parts.warehouses.delete(lake.id, joined=connection)
+            # Whoever asks now still sees the warehouse, until that is over.
+            answer = pool.submit(schedule, lake, {"entity": lake.entity()})
+            with pytest.raises(TimeoutError):
+                answer.result(0.5)
+        refusal(answer.result(30), 404, "NoSuchTableException")
+    assert service.parts.queue.pick("expire_snapshots") == []
 
 
 def test_a_queue_that_is_none_is_not_found_and_says_which_there_are(lake: Lake) -> None:

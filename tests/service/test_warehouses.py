@@ -179,6 +179,16 @@ def test_a_name_is_used_once(service: Service, lance_lake: Path) -> None:
     refusal(again, 409, "WarehouseAlreadyExists")
 
 
+def test_a_place_is_used_once(service: Service, lance_lake: Path) -> None:
+    assert register(service, kind="lance", location=str(lance_lake)).status_code == 201
+    for place in (lance_lake, lance_lake.parent):
+        again = service.post(
+            "/warehouse", {"warehouse-name": "two", "kind": "lance", "location": str(place)}
+        )
+        refusal(again, 409, "WarehouseLocationTaken")
+    assert len(service.parts.warehouses.all()) == 1
+
+
 def test_a_warehouse_is_forgotten_but_not_with_tasks(service: Service, lance_lake: Path) -> None:
     number = register(service, kind="lance", location=str(lance_lake)).json()["warehouse-id"]
     before = snapshot(lance_lake)

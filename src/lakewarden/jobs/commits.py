@@ -18,7 +18,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from lakewarden.expiry import SnapshotHistory
-from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, exclusion
+from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings, exclusion
 from lakewarden.jobs.config_store import ConfigStore, read_config
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
@@ -26,10 +26,12 @@ from lakewarden.jobs.refusals import RequestRefused
 from lakewarden.jobs.scheduling import (
     Decision,
     Fragmentation,
+    after_failure,
     expire_snapshots,
     expire_versions,
     first_orphan_run,
     optimize,
+    sooner_orphan_run,
 )
 from lakewarden.jobs.schema import ENTITY, SLOT
 from lakewarden.jobs.tasks import NewTask, Origin, Scope
@@ -60,6 +62,8 @@ class Outcome:
     queue: str
     decision: Decision
     task_id: UUID | None = None
+    #: Whether the task that is there runs already, and may not have seen the commit.
+    missed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,17 @@ class Commits:
         found: list[Outcome] = []
         for change in ordered:
             table = _write_down(connection, scope, change)
-            if table is not None:
-                for queue, decision in _decisions(connection, scope, table, change, configs, now):
-                    found.append(self._follow(connection, scope, table, queue, decision))
+            if table is None:
+                continue
+            follows = [
+                self._follow(connection, scope, table, queue, decision)
+                for queue, decision in _decisions(connection, scope, table, change, configs, now)
+            ]
+            if any(one.missed for one in follows):
+                # Still news: every look finds it again until the attempt has ended.
+                mine = ENTITY.c.id == table.id
+                connection.execute(sa.update(ENTITY).where(mine).values(marker=None))
+            found += follows
         return found
 
     def unseen(self, scope: Scope, markers: Mapping[UUID, str]) -> list[UUID]:
@@ -115,60 +127,60 @@ class Commits:
         *,
         joined: sa.Connection | None = None,
     ) -> None:
-        """Set a queue's config, and decide anew about the tables that it concerns."""
+        """Set a queue's config, and decide anew about the tables that it concerns.
+
+        The first look for orphans is queued at once, and the next one comes sooner where the run
+        before would have said so.  For the rest nobody knows enough here; the last commits are forgotten, so
+        that the detector looks at every table.  Nobody has to write to a table to wake it up.
+        """
         with self.queue.database.writing(joined) as connection:
+            before = read_config(connection, scope, REMOVE_ORPHAN_FILES).config
             ConfigStore(self.queue.database).set_with(
                 connection, scope, queue, config, max_seconds_since_last_heartbeat
             )
             if scope.warehouse_id is not None:
-                self.reconsider_with(connection, scope)
+                self._reconsider(connection, scope, before)
 
-    def reconsider(self, scope: Scope) -> list[Outcome]:
-        """Decide anew about all tables of a warehouse: its config has changed.
-
-        The first look for orphans is queued at once.  For the rest nobody knows enough here; the
-        last commits are forgotten, so that the detector looks at every table.  Nobody has to write to
-        a table to wake it up.
-        """
-        with self.queue.database.writing() as connection:
-            return self.reconsider_with(connection, scope)
-
-    def reconsider_with(self, connection: sa.Connection, scope: Scope) -> list[Outcome]:
-        """Do the same within a transaction of the caller's."""
+    def _reconsider(
+        self, connection: sa.Connection, scope: Scope, before: Mapping[str, Any]
+    ) -> None:
         mine = sa.and_(ENTITY.c.warehouse_id == scope.warehouse_id, ENTITY.c.active)
         now = self.queue.database.moment(connection)
         stored = _configs(connection, scope)[REMOVE_ORPHAN_FILES]
         connection.execute(
             sa.update(ENTITY).where(mine, ENTITY.c.marker.is_not(None)).values(marker=None)
         )
-        query = sa.select(ENTITY).where(mine).order_by(ENTITY.c.id)
+        # What has failed may go well now.
+        slots = sa.and_(SLOT.c.slot.startswith(scope.slots), SLOT.c.failed_at.is_not(None))
+        connection.execute(sa.update(SLOT).where(slots).values(failed_at=None))
+        # They stay until the tasks are there.
+        query = (
+            sa.select(ENTITY)
+            .where(mine)
+            .order_by(ENTITY.c.id)
+            .with_for_update(read=True, key_share=True)
+        )
         tables = [entity(row) for row in connection.execute(query)]
         wanted = [table for table in tables if _wants_orphans_gone(table, stored)]
-        slots = {
-            table.id: NewTask(REMOVE_ORPHAN_FILES, scope, table.entity, now).slot
-            for table in wanted
-        }
-        ran_at = _all_ran_at(connection, list(slots.values()))
-        firsts = [first_orphan_run(now, ran_at.get(slots[table.id])) for table in wanted]
-        # Together: a warehouse may have thousands, and nobody else writes meanwhile.
-        made = self.queue.enqueue(
-            [
-                NewTask(
-                    REMOVE_ORPHAN_FILES,
-                    scope,
-                    table.entity,
-                    first.at or now,
-                    Origin.COMMIT,
-                    first.reason,
-                )
-                for table, first in zip(wanted, firsts, strict=True)
-            ],
-            connection=connection,
-        )
-        return [
-            Outcome(table.id, REMOVE_ORPHAN_FILES, first, task)
-            for table, first, task in zip(wanted, firsts, made, strict=True)
+
+        def task(table: TableEntity, decision: Decision) -> NewTask:
+            at, why = decision.at or now, decision.reason
+            return NewTask(REMOVE_ORPHAN_FILES, scope, table.entity, at, Origin.COMMIT, why)
+
+        slot = {table.id: task(table, Decision(now, "")).slot for table in wanted}
+        ran_at = _all_ran_at(connection, list(slot.values()))
+        firsts = [
+            task(table, first_orphan_run(now, ran_at.get(slot[table.id]))) for table in wanted
         ]
+        # Together: a warehouse may have thousands, and nobody else writes meanwhile.
+        made = self.queue.enqueue(firsts, connection=connection)
+        if before == stored:
+            return
+        for table, first in zip(wanted, made, strict=True):
+            if first is None:
+                sooner = _sooner(table, before, stored, now, ran_at.get(slot[table.id]))
+                if sooner is not None:
+                    self.queue.bring_forward(task(table, sooner), connection)
 
     def _follow(
         self,
@@ -182,10 +194,12 @@ class Commits:
             return Outcome(table.id, queue, decision)
         task = NewTask(queue, scope, table.entity, decision.at, Origin.COMMIT, decision.reason)
         (made,) = self.queue.enqueue([task], connection=connection)
+        missed = False
         if made is None and queue != REMOVE_ORPHAN_FILES:
             # How often to look for orphans, the last run has decided.
             self.queue.bring_forward(task, connection)
-        return Outcome(table.id, queue, decision, made)
+            missed = not self.queue.is_waiting(task, connection)
+        return Outcome(table.id, queue, decision, made, missed)
 
 
 def _configs(connection: sa.Connection, scope: Scope) -> dict[str, Mapping[str, Any]]:
@@ -226,7 +240,8 @@ def _decisions(
         try:
             if exclusion(queue, table.properties, stored, table.type) is not None:
                 continue
-            ran_at = _ran_at(connection, NewTask(queue, scope, table.entity, now).slot)
+            slot = NewTask(queue, scope, table.entity, now).slot
+            ran_at, failed_at = _last(connection, slot)
             decision: Decision | None
             if queue == EXPIRE_SNAPSHOTS:
                 decision = _expiry(change, ExpireSettings.of(table.properties, stored), now)
@@ -238,6 +253,8 @@ def _decisions(
         except RequestRefused as refusal:
             # Nobody's commit fails because of a property that cannot be read.
             decision = Decision(None, refusal.message)
+        else:
+            decision = None if decision is None else after_failure(decision, failed_at)
         if decision is not None:
             yield queue, decision
 
@@ -256,8 +273,11 @@ def _optimize(
     return optimize(change.fragmentation, settings, now, ran_at)
 
 
-def _ran_at(connection: sa.Connection, slot: str) -> datetime | None:
-    return connection.scalar(sa.select(SLOT.c.ran_at).where(SLOT.c.slot == slot))
+def _last(connection: sa.Connection, slot: str) -> tuple[datetime | None, datetime | None]:
+    """Return when the last run in a slot ended, and when the last failure."""
+    query = sa.select(SLOT.c.ran_at, SLOT.c.failed_at).where(SLOT.c.slot == slot)
+    row = connection.execute(query).one_or_none()
+    return (None, None) if row is None else (row.ran_at, row.failed_at)
 
 
 def _all_ran_at(connection: sa.Connection, slots: Sequence[str]) -> dict[str, datetime | None]:
@@ -267,6 +287,26 @@ def _all_ran_at(connection: sa.Connection, slots: Sequence[str]) -> dict[str, da
         query = sa.select(SLOT.c.slot, SLOT.c.ran_at).where(chosen)
         found |= {row.slot: row.ran_at for row in connection.execute(query)}
     return found
+
+
+def _sooner(
+    table: TableEntity,
+    before: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    now: datetime,
+    ran_at: datetime | None,
+) -> Decision | None:
+    """Return when to look for orphans if a new config wants it sooner than the last run said."""
+    try:
+        wanted = OrphanSettings.of(table.properties, stored)
+    except RequestRefused:
+        # No task can run with it.
+        return None
+    try:
+        settings = OrphanSettings.of(table.properties, before)
+    except RequestRefused:
+        settings = None
+    return sooner_orphan_run(settings, wanted, now, ran_at)
 
 
 def _wants_orphans_gone(table: TableEntity, stored: Mapping[str, Any]) -> bool:

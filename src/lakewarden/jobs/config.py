@@ -186,9 +186,10 @@ def _check(queue: str, setting: Setting, value: object) -> None:
     if value is None and setting.nullable:
         return
     if not _fits(setting.form, value):
-        raise _invalid(queue, f"{setting.key} is {str(value)[:50]!r}; it must be {setting.form}")
+        # Whatever was given, it may have been a credential in the wrong place.
+        raise _invalid(queue, f"{setting.key} must be {setting.form}")
     if setting.minimum is not None and isinstance(value, int) and value < setting.minimum:
-        raise _invalid(queue, f"{setting.key} is {value}; it must be at least {setting.minimum}")
+        raise _invalid(queue, f"{setting.key} must be at least {setting.minimum}")
 
 
 def _fits(form: Form, value: object) -> bool:

@@ -76,7 +76,7 @@ class ConfigStore:
         if seconds is not None and not 1 <= seconds <= _HEARTBEAT_MAX:
             raise bad_request(
                 "InvalidQueueConfig",
-                f"max-seconds-since-last-heartbeat is {seconds}; it must be from 1 to {_HEARTBEAT_MAX}",
+                f"max-seconds-since-last-heartbeat must be from 1 to {_HEARTBEAT_MAX}",
                 ErrorKind.QUEUE_CONFIG,
             )
         told = {"config": kept, "updated_at": self.database.moment(connection)}

@@ -110,3 +110,6 @@ def _act(connection: sa.Connection, row: Row, action: Action, at: datetime, now:
                 log(connection, row, ending, now, final=False)
             if status is not TaskStatus.RUNNING:
                 requeue(connection, row, at, now)
+                # Who put a task off, perhaps to mend a setting first, has time until then.
+                mine = TASK.c.task_id == row.task_id
+                connection.execute(sa.update(TASK).where(mine).values(fixed=True))

@@ -30,6 +30,15 @@ VERSION_TABLE = "lakewarden_revision"
 #: How long one writer waits for others on SQLite.
 _BUSY_MS = 30_000
 _IMMEDIATE = "lakewarden_immediate"
+#: What comes of values and statements, however long one waits.
+_MISTAKES = (
+    sa.exc.DataError,
+    sa.exc.IntegrityError,
+    sa.exc.NotSupportedError,
+    sa.exc.ProgrammingError,
+)
+#: PostgreSQL's word for it; it is for the operator to mend.
+_NO_PRIVILEGE = "42501"
 #: Any number, as long as nobody else takes it: only one migration runs at a time.
 _MIGRATION_LOCK = 7_115_203_811
 
@@ -113,15 +122,6 @@ def migrate(url: str) -> tuple[str | None, str]:
         engine.dispose()
     assert after is not None
     return before, after
-
-
-def check(url: str) -> None:
-    """Raise unless the tables are this release's."""
-    engine = _engine(url)
-    try:
-        _check(engine)
-    finally:
-        engine.dispose()
 
 
 def _check(engine: sa.Engine) -> None:
@@ -227,10 +227,15 @@ def _begin(connection: sa.Connection) -> None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the database's errors into ours; mistakes of our own stay what they are."""
+    """Turn the database's errors into ours; mistakes of our own stay what they are.
+
+    Whoever waits for a database that is away must not wait for one that has refused a value.
+    """
     try:
         yield
     except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
+        if isinstance(error, _MISTAKES) and getattr(error.orig, "sqlstate", None) != _NO_PRIVILEGE:
+            raise
         said = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())[:200]
         raise StorageError(
             ErrorKind.STORAGE,

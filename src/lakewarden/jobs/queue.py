@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import groupby
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +27,7 @@ from lakewarden.errors import StorageError
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.queues import QueueKind, queue_kind
 from lakewarden.jobs.refusals import TaskAlreadyActive, TaskTakenOver
-from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG
+from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG, Document
 from lakewarden.jobs.tasks import (
     HELD,
     Beat,
@@ -56,7 +55,6 @@ from lakewarden.world import Chance
 
 #: Waits between attempts: about this long after the first, twice as long after each other.
 BACKOFF_FIRST_SECONDS = 30.0
-BACKOFF_MAX_SECONDS = 3600.0
 #: What became of an attempt is written down if the database comes back within this many tries.
 _OUTCOME_TRIES = 5
 _OUTCOME_PAUSE_SECONDS = 1.0
@@ -101,8 +99,8 @@ class TaskQueue:
     def bring_forward(self, task: NewTask, connection: sa.Connection) -> bool:
         """Let the task in this slot run as early as `task` would, for the same reason.
 
-        Only a task that no attempt was made at, and that nobody asked for by hand, is moved, and
-        never to a later time.
+        Only a task that no attempt was made at is moved, never to a later time, and not if somebody
+        asked for it, or if somebody or the run before has said when it is to run.
         """
         sooner = (
             sa.update(TASK)
@@ -111,6 +109,7 @@ class TaskQueue:
                 TASK.c.status == TaskStatus.SCHEDULED,
                 TASK.c.attempt == 0,
                 TASK.c.origin != Origin.MANUAL,
+                ~TASK.c.fixed,
                 TASK.c.scheduled_for > task.scheduled_for,
             )
             .values(
@@ -121,6 +120,11 @@ class TaskQueue:
             )
         )
         return bool(connection.execute(sooner).rowcount)
+
+    def is_waiting(self, task: NewTask, connection: sa.Connection) -> bool:
+        """Tell whether an attempt in this slot is still to begin: it sees all that is there by then."""
+        waiting = sa.exists().where(TASK.c.slot == task.slot, TASK.c.status == TaskStatus.SCHEDULED)
+        return bool(connection.scalar(sa.select(waiting)))
 
     # -- out of the queue ------------------------------------------------------------------------
 
@@ -144,7 +148,7 @@ class TaskQueue:
         if row.status == TaskStatus.SCHEDULED:
             return False
         ending = Ending(TaskStatus.FAILED, LOST, Failure.LOST)
-        if row.attempt < kind.max_attempts:
+        if _spent(connection, row.task_id, row.attempt) < kind.max_attempts:
             log(connection, row, ending, now, final=False)
             return False
         end(connection, row, ending, now)
@@ -161,12 +165,10 @@ class TaskQueue:
 
     def heartbeats(self, beats: Sequence[Beat]) -> dict[UUID, Signal]:
         """Do the same for all tasks of a batch, in one transaction."""
-        # Two that beat for the same tasks must not wait for each other.
-        ordered = sorted(beats, key=lambda beat: (_told(beat), beat.claim.task_id))
+        # By id, as others do who lock several: nobody waits for one that waits for them.
+        ordered = sorted(beats, key=lambda beat: beat.claim.task_id)
         with self.database.writing() as connection:
-            now = self.database.moment(connection)
-            for told, alike in groupby(ordered, key=_told):
-                _renew(connection, told, list(alike), now)
+            _renew(connection, ordered, self.database.moment(connection))
             return _signals(connection, [beat.claim for beat in ordered])
 
     def had_company(self, claim: Claim) -> bool:
@@ -212,7 +214,8 @@ class TaskQueue:
             if along is not None:
                 along(connection)
             end(connection, row, ending, now)
-            ran = {"ran_at": now} if rate is None else {"ran_at": now, "rate": rate}
+            ran: dict[str, Any] = {"ran_at": now, "failed_at": None}
+            ran |= {} if rate is None else {"rate": rate}
             connection.execute(sa.update(SLOT).where(SLOT.c.slot == row.slot).values(ran))
             if successor is not None:
                 following = replace(successor, parent_id=claim.task_id)
@@ -230,15 +233,16 @@ class TaskQueue:
     ) -> TaskStatus:
         """End the attempt, and return SCHEDULED if there will be another one, or FAILED.
 
-        The next attempt is made after a while, longer each time.  A task that has failed, but not for
-        good, is followed by a new one where its queue says so.  Raises as `succeed` does.
+        The next attempt is made after a while, longer each time.  One that was stopped does not count.
+        A task that has failed, but not for good, is followed by a new one.  Raises as `succeed` does.
         """
         ending = Ending(TaskStatus.FAILED, message, failure, result)
 
         def write(connection: sa.Connection, row: Row, now: datetime) -> None:
-            if _tries_again(connection, claim, failure):
+            spent = _spent(connection, row.task_id, row.attempt)
+            if _tries_again(connection, claim, failure, spent):
                 log(connection, row, ending, now, final=False)
-                requeue(connection, row, now + self._backoff(row.attempt), now)
+                requeue(connection, row, now + self._backoff(spent), now)
                 return
             end(connection, row, ending, now)
             if failure is not Failure.PERMANENT:
@@ -269,9 +273,9 @@ class TaskQueue:
                 self.database.clock.sleep(_OUTCOME_PAUSE_SECONDS)
         raise AssertionError("unreachable")
 
-    def _backoff(self, attempt: int) -> timedelta:
-        """Return how long to wait after an attempt: half of it is left to chance."""
-        seconds = min(self.backoff_seconds * 2.0 ** min(attempt - 1, 30), BACKOFF_MAX_SECONDS)
+    def _backoff(self, spent: int) -> timedelta:
+        """Return how long to wait after so many attempts: half of it is left to chance."""
+        seconds = self.backoff_seconds * 2.0 ** (spent - 1)
         return timedelta(seconds=seconds * (0.5 + self.chance.below(_STEPS) / _STEPS / 2))
 
 
@@ -333,41 +337,36 @@ def _claim(row: Row, slot: Row, now: datetime) -> Claim:
     )
 
 
-def _told(beat: Beat) -> tuple[bool, bool]:
-    return beat.progress is not None, beat.details is not None
-
-
-def _renew(
-    connection: sa.Connection, told: tuple[bool, bool], beats: Sequence[Beat], now: datetime
-) -> None:
-    """Write down beats that tell the same kinds of things."""
-    changed: dict[str, Any] = {
-        "last_heartbeat_at": now,
-        "stale_at": sa.bindparam("stale"),
-        "updated_at": now,
-    }
-    with_progress, with_details = told
-    if with_progress:
-        changed["progress"] = sa.bindparam("done")
-    if with_details:
-        changed["execution_details"] = sa.bindparam("found")
-    mine = sa.and_(
-        TASK.c.task_id == sa.bindparam("id"),
-        TASK.c.attempt == sa.bindparam("try"),
-        TASK.c.fence == sa.bindparam("number"),
-        TASK.c.status != TaskStatus.SCHEDULED,
+def _renew(connection: sa.Connection, beats: Sequence[Beat], now: datetime) -> None:
+    """Write down beats in this order; what one does not tell stays as it was."""
+    if not beats:
+        return
+    done, found = sa.bindparam("done", type_=sa.Double), sa.bindparam("found", type_=Document)
+    told = (
+        sa.update(TASK)
+        .where(
+            TASK.c.task_id == sa.bindparam("id"),
+            TASK.c.attempt == sa.bindparam("try"),
+            TASK.c.fence == sa.bindparam("number"),
+            TASK.c.status != TaskStatus.SCHEDULED,
+        )
+        .values(
+            last_heartbeat_at=now,
+            stale_at=sa.bindparam("stale"),
+            updated_at=now,
+            progress=sa.func.coalesce(done, TASK.c.progress),
+            execution_details=sa.func.coalesce(found, TASK.c.execution_details),
+        )
     )
     rows: list[dict[str, Any]] = []
     for beat in beats:
-        claim = beat.claim
+        claim, progress = beat.claim, beat.progress
         row = {"id": claim.task_id, "try": claim.attempt, "number": claim.fence}
         row["stale"] = now + timedelta(seconds=claim.heartbeat_seconds)
-        if beat.progress is not None:
-            row["done"] = min(max(beat.progress, 0.0), 1.0)
-        if beat.details is not None:
-            row["found"] = dict(beat.details)
+        row["done"] = None if progress is None else min(max(progress, 0.0), 1.0)
+        row["found"] = None if beat.details is None else dict(beat.details)
         rows.append(row)
-    connection.execute(sa.update(TASK).where(mine).values(changed), rows)
+    connection.execute(told, rows)
 
 
 def _signals(connection: sa.Connection, claims: Sequence[Claim]) -> dict[UUID, Signal]:
@@ -406,13 +405,25 @@ def _reported(connection: sa.Connection, claim: Claim, ending: Ending) -> bool:
     return bool(written.final)
 
 
-def _tries_again(connection: sa.Connection, claim: Claim, failure: Failure) -> bool:
+def _spent(connection: sa.Connection, task_id: UUID, attempt: int) -> int:
+    """Return how many attempts count up to this one: those that were stopped say nothing of the task."""
+    return attempt - _ended_by(connection, task_id, Failure.STOPPED)
+
+
+def _tries_again(connection: sa.Connection, claim: Claim, failure: Failure, spent: int) -> bool:
     kind = queue_kind(claim.queue)
-    if failure is Failure.PERMANENT or claim.attempt >= kind.max_attempts:
+    if failure is Failure.STOPPED:
+        return True
+    if failure is Failure.PERMANENT or spent >= kind.max_attempts:
         return False
     if failure is not Failure.TIMEOUT:
         return True
+    return _ended_by(connection, claim.task_id, failure) + 1 < kind.max_timeouts
+
+
+def _ended_by(connection: sa.Connection, task_id: UUID, failure: Failure) -> int:
+    """Return how many earlier attempts ended like this."""
     before = sa.select(sa.func.count()).where(
-        TASK_LOG.c.task_id == claim.task_id, TASK_LOG.c.failure == Failure.TIMEOUT
+        TASK_LOG.c.task_id == task_id, TASK_LOG.c.failure == failure
     )
-    return (connection.scalar(before) or 0) + 1 < kind.max_timeouts
+    return connection.scalar(before) or 0

@@ -23,14 +23,14 @@ class QueueKind:
 
     name: str
     entities: tuple[EntityType, ...] = _TABLES
-    #: Attempts in all, those included whose worker was lost.
+    #: Attempts in all, those included whose worker was lost, but not those that were stopped.
     max_attempts: int = 5
     #: How many of them may take too long.
     max_timeouts: int = 2
     #: Unless the queue's config says otherwise.
     heartbeat_seconds: int = 120
-    #: When a task is made again after one that has failed, but not for good; None: not by itself.
-    again_after_seconds: int | None = None
+    #: When a task is made again after one that has failed, but not for good.
+    again_after_seconds: int = DAY_SECONDS
     #: Whether people may ask for a task.
     schedulable: bool = True
 
@@ -43,13 +43,12 @@ QUEUES = {
     kind.name: kind
     for kind in (
         QueueKind(EXPIRE_SNAPSHOTS),
-        QueueKind(REMOVE_ORPHAN_FILES, again_after_seconds=DAY_SECONDS),
+        QueueKind(REMOVE_ORPHAN_FILES),
         QueueKind(OPTIMIZE),
         QueueKind(
             TASK_LOG_CLEANUP,
             (EntityType.PROJECT,),
             heartbeat_seconds=3600,
-            again_after_seconds=DAY_SECONDS,
             schedulable=False,
         ),
     )
@@ -64,6 +63,6 @@ def queue_kind(name: str, *, code: int = 400) -> QueueKind:
             ErrorKind.QUEUE_UNKNOWN,
             "QueueNotFound",
             code,
-            f"there is no queue {name[:100]!r}; the queues are {', '.join(sorted(QUEUES))}",
+            f"there is no queue of this name; the queues are {', '.join(sorted(QUEUES))}",
         )
     return kind

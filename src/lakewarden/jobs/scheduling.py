@@ -5,13 +5,14 @@
 - *Expiry*: as soon as enough snapshots can go.  When that will be is known in advance, since time alone
   makes snapshots old: a table that nobody writes to any more needs no commit to be expired.
 - *Optimize*: when readers are spared enough files for the bytes that it reads.
+- *After a failure*: not within a day, however much is written meanwhile.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from lakewarden.expiry import MS_MAX, Rules, SnapshotHistory, decide
@@ -32,6 +33,18 @@ class Decision:
     reason: str
     #: Orphan bytes per second, as the run saw it.
     rate: float | None = None
+
+
+def after_failure(decision: Decision, failed_at: datetime | None) -> Decision:
+    """Return a decision with what the last failure makes of it: commits alone mend nothing."""
+    if decision.at is None or failed_at is None:
+        return decision
+    earliest = failed_at + timedelta(seconds=DAY_SECONDS)
+    if decision.at >= earliest:
+        return decision
+    return replace(
+        decision, at=earliest, reason=f"{decision.reason}; not within a day of the last failure"
+    )
 
 
 # -- orphan files --------------------------------------------------------------------------------
@@ -92,6 +105,36 @@ def first_orphan_run(now: datetime, previous_run_at: datetime | None = None) -> 
         return Decision(now, "nobody has looked for orphans yet")
     earliest = previous_run_at + timedelta(seconds=DAY_SECONDS)
     return Decision(max(now, earliest), "the table has changed since somebody looked for orphans")
+
+
+def sooner_orphan_run(
+    before: OrphanSettings | None,
+    settings: OrphanSettings,
+    now: datetime,
+    previous_run_at: datetime | None,
+) -> Decision | None:
+    """Return when to look under new settings, if the last run would have said another time.
+
+    If more may be deleted now, or less is worth a run, it has said nothing.  Of a shorter maximum
+    interval as much has passed as there has.
+    """
+    if before is None or _is_keener(settings, before):
+        decision = first_orphan_run(now, previous_run_at)
+        return replace(decision, reason="the config has changed since somebody looked for orphans")
+    ceiling = settings.maximum_interval_seconds
+    if ceiling >= before.maximum_interval_seconds:
+        return None
+    since = now if previous_run_at is None else previous_run_at
+    at = since + timedelta(seconds=max(ceiling, DAY_SECONDS))
+    return Decision(max(now, at), "the maximum interval is shorter now")
+
+
+def _is_keener(settings: OrphanSettings, before: OrphanSettings) -> bool:
+    return (
+        settings.dry_run < before.dry_run
+        or settings.older_than < before.older_than
+        or settings.target_reclaim_bytes < before.target_reclaim_bytes
+    )
 
 
 # -- expiry --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ The migrations make these tables; a test holds both together.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +16,8 @@ from sqlalchemy.dialects import postgresql
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+#: What stands where a NUL stood.
+_NO_NUL = "\ufffd"
 
 
 class Moment(sa.types.TypeDecorator[datetime]):
@@ -52,10 +55,41 @@ class Word(sa.types.TypeDecorator[str]):
         return None if value is None else str(value)
 
 
-#: None is a NULL of the database, not the word null.
-Document = sa.JSON(none_as_null=True).with_variant(
-    postgresql.JSONB(none_as_null=True), "postgresql"
-)
+class Words(sa.types.TypeDecorator[str]):
+    """A text of others.  PostgreSQL has no place for NUL in it, and would take the row for a mistake."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002
+        return None if value is None else value.replace("\0", _NO_NUL)
+
+
+class Document(sa.types.TypeDecorator[Any]):
+    """JSON, without NUL in it either.  None is a NULL of the database, not the word null."""
+
+    impl = sa.JSON
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
+        kind = postgresql.JSONB if dialect.name == "postgresql" else sa.JSON
+        return dialect.type_descriptor(kind(none_as_null=True))
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002
+        return _without_nul(value)
+
+
+def _without_nul(value: Any) -> Any:
+    match value:
+        case str():
+            return value.replace("\0", _NO_NUL)
+        case Mapping():
+            return {_without_nul(key): _without_nul(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_without_nul(one) for one in value]
+        case _:
+            return value
+
 
 METADATA = sa.MetaData(
     naming_convention={
@@ -72,9 +106,9 @@ WAREHOUSE = sa.Table(
     METADATA,
     sa.Column("id", sa.Uuid, primary_key=True),
     sa.Column("project_id", sa.Uuid, nullable=False),
-    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("name", Words(255), nullable=False),
     sa.Column("kind", Word, nullable=False),
-    sa.Column("location", sa.String(2048), nullable=False),
+    sa.Column("location", Words(2048), nullable=False),
     # Storage options and catalog properties: read by workers only, never by what answers requests.
     sa.Column("access", Document, nullable=False),
     sa.Column("created_at", Moment, nullable=False),
@@ -91,11 +125,11 @@ ENTITY = sa.Table(
     sa.Column("type", Word, nullable=False),
     sa.Column("name", Document, nullable=False),
     # The name in one piece, for the unique key.
-    sa.Column("key", sa.String(1024), nullable=False),
-    sa.Column("target", sa.String(2048), nullable=False),
+    sa.Column("key", Words(1024), nullable=False),
+    sa.Column("target", Words(2048), nullable=False),
     sa.Column("properties", Document, nullable=False),
     # Which commit was seen last, in the words of whoever told of it.
-    sa.Column("marker", sa.String(2048)),
+    sa.Column("marker", Words(2048)),
     sa.Column("changed_at", Moment),
     sa.Column("created_at", Moment, nullable=False),
     sa.Column("active", sa.Boolean, nullable=False),
@@ -108,11 +142,11 @@ def _of_task() -> list[sa.Column[Any]]:
     return [
         sa.Column("project_id", sa.Uuid, nullable=False),
         sa.Column("warehouse_id", sa.Uuid),
-        sa.Column("queue_name", sa.String(64), nullable=False),
+        sa.Column("queue_name", Words(64), nullable=False),
         sa.Column("entity_type", Word, nullable=False),
         sa.Column("entity_id", sa.Uuid),
         sa.Column("entity_name", Document),
-        sa.Column("slot", sa.String(256), nullable=False),
+        sa.Column("slot", Words(256), nullable=False),
         sa.Column("status", Word, nullable=False),
         sa.Column("scheduled_for", Moment, nullable=False),
         sa.Column("picked_up_at", Moment),
@@ -123,7 +157,7 @@ def _of_task() -> list[sa.Column[Any]]:
         sa.Column("task_data", Document, nullable=False),
         sa.Column("parent_task_id", sa.Uuid),
         sa.Column("origin", Word, nullable=False),
-        sa.Column("reason", sa.Text),
+        sa.Column("reason", Words),
         # When the task was made; an attempt's own end is ended_at.
         sa.Column("created_at", Moment, nullable=False),
     ]
@@ -138,6 +172,8 @@ TASK = sa.Table(
     # When others may take it over, unless its worker is heard of.
     sa.Column("stale_at", Moment),
     sa.Column("updated_at", Moment),
+    # Whether its time stands: no commit brings it forward.
+    sa.Column("fixed", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.UniqueConstraint("slot"),
     sa.Index(None, "queue_name", "scheduled_for", "task_id"),
     sa.Index(None, "warehouse_id", "created_at", "task_id"),
@@ -151,15 +187,17 @@ TASK_LOG = sa.Table(
     *_of_task(),
     sa.Column("ended_at", Moment, nullable=False),
     sa.Column("duration_seconds", sa.Double),
-    sa.Column("message", sa.Text),
+    sa.Column("message", Words),
     sa.Column("failure", Word),
     sa.Column("result", Document),
-    # What the run saw, in bytes per second.
+    # What the run saw, in bytes per second: for people, nothing reads it.
     sa.Column("rate", sa.Double),
     # Whether the task ended with this attempt.
     sa.Column("final", sa.Boolean, nullable=False),
     sa.Index(None, "warehouse_id", "created_at", "task_id"),
     sa.Index(None, "project_id", "ended_at"),
+    # For the numbers, which are of all projects.
+    sa.Index(None, "ended_at"),
 )
 # A task ends once: the database sees to it.
 sa.Index(
@@ -173,10 +211,13 @@ sa.Index(
 SLOT = sa.Table(
     "slot",
     METADATA,
-    sa.Column("slot", sa.String(256), primary_key=True),
+    sa.Column("slot", Words(256), primary_key=True),
     sa.Column("fence", sa.BigInteger, nullable=False),
     sa.Column("ran_at", Moment),
+    # As in the log.
     sa.Column("rate", sa.Double),
+    # When the last task failed, if none has succeeded since.
+    sa.Column("failed_at", Moment),
 )
 
 TASK_CONFIG = sa.Table(
@@ -184,19 +225,20 @@ TASK_CONFIG = sa.Table(
     METADATA,
     # The warehouse, or the project for queues of projects.
     sa.Column("scope_id", sa.Uuid, primary_key=True),
-    sa.Column("queue_name", sa.String(64), primary_key=True),
+    sa.Column("queue_name", Words(64), primary_key=True),
     sa.Column("config", Document, nullable=False),
     sa.Column("max_seconds_since_last_heartbeat", sa.BigInteger),
     sa.Column("updated_at", Moment, nullable=False),
 )
 
+# Nothing is ever removed from it.
 AUDIT = sa.Table(
     "audit",
     METADATA,
     sa.Column("id", sa.Uuid, primary_key=True),
     sa.Column("at", Moment, nullable=False),
-    sa.Column("actor", sa.String(255), nullable=False),
-    sa.Column("action", sa.String(64), nullable=False),
+    sa.Column("actor", Words(255), nullable=False),
+    sa.Column("action", Words(64), nullable=False),
     sa.Column("project_id", sa.Uuid),
     sa.Column("warehouse_id", sa.Uuid),
     sa.Column("context", Document, nullable=False),
@@ -207,7 +249,7 @@ TOKEN = sa.Table(
     "token",
     METADATA,
     sa.Column("id", sa.Uuid, primary_key=True),
-    sa.Column("name", sa.String(255), nullable=False, unique=True),
+    sa.Column("name", Words(255), nullable=False, unique=True),
     sa.Column("role", Word, nullable=False),
     # SHA-256 of a secret with 256 bits of chance: there is nothing to guess.
     sa.Column("hash", sa.LargeBinary(32), nullable=False, unique=True),

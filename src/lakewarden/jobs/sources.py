@@ -1,6 +1,8 @@
 """Where tables are found, and what a look at one of them shows: one class for each kind of warehouse.
 
-Storage and catalogs are only read here.  `marker` names a table's last commit and costs one request,
+Storage and catalogs are only read here, but for one thing: a look at a Lance table of a warehouse of ours
+puts the manifest of its current version at the public name, if whoever committed it has not come to that.
+`marker` names a table's last commit and costs one request,
 `properties` one or two; `look` opens the table's metadata, and nothing of its data.
 """
 

@@ -56,7 +56,8 @@ def after_expiry(
 ) -> Next:
     """Come back when enough of what is left will be old enough: no commit may ever tell.
 
-    Never within a day: what tags and branches hold looks old, and does not go.
+    Never within a day: what tags and branches hold looks old, and does not go.  If enough looks old
+    right after a run, that is why, and no commit makes a difference before the day is over.
     """
     assert isinstance(settings, ExpireSettings)
     try:
@@ -69,8 +70,11 @@ def after_expiry(
         decision = expire_snapshots(look.history, settings, now)
     else:
         decision = expire_versions(look.versions or (), settings, now)
-    at = None if decision.at is None else max(decision.at, now + _DAY)
-    return _next(claim, table, decision, at)
+    if decision.at is None or decision.at > now:
+        at = None if decision.at is None else max(decision.at, now + _DAY)
+        return _next(claim, table, decision, at)
+    held = Decision(now + _DAY, f"{decision.reason}; refs hold what the last run has left")
+    return _next(claim, table, held, held.at, fixed=True)
 
 
 def after_optimize(
@@ -85,8 +89,17 @@ def after_optimize(
     )
 
 
-def _next(claim: Claim, table: TableEntity, decision: Decision, at: datetime | None) -> Next:
+def _next(
+    claim: Claim,
+    table: TableEntity,
+    decision: Decision,
+    at: datetime | None,
+    *,
+    fixed: bool = False,
+) -> Next:
     if at is None:
         return Next(decision)
-    task = NewTask(claim.queue, claim.scope, table.entity, at, Origin.ADAPTIVE, decision.reason)
+    task = NewTask(
+        claim.queue, claim.scope, table.entity, at, Origin.ADAPTIVE, decision.reason, fixed=fixed
+    )
     return Next(decision, task)

@@ -89,6 +89,11 @@ class Scope:
         """Return under which id queue configs of this scope are kept."""
         return self.project_id if self.warehouse_id is None else self.warehouse_id
 
+    @property
+    def slots(self) -> str:
+        """Return how the slots of all its tasks begin."""
+        return f"{self.project_id}/{'-' if self.warehouse_id is None else self.warehouse_id}/"
+
 
 @dataclass(frozen=True, slots=True)
 class Entity:
@@ -113,12 +118,14 @@ class NewTask:
     reason: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     parent_id: UUID | None = None
+    #: Whether its time stands: no commit brings it forward.
+    fixed: bool = False
 
     @property
     def slot(self) -> str:
         """Return what only one active task can have."""
-        parts = (self.scope.project_id, self.scope.warehouse_id, self.entity.type, self.entity.id)
-        return "/".join("-" if part is None else str(part) for part in (*parts, self.queue))
+        number = "-" if self.entity.id is None else self.entity.id
+        return f"{self.scope.slots}{self.entity.type}/{number}/{self.queue}"
 
 
 @dataclass(frozen=True, slots=True)

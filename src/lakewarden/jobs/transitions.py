@@ -84,6 +84,7 @@ def _row(task: NewTask, now: datetime, chance: Chance) -> dict[str, Any]:
         "origin": task.origin,
         "reason": task.reason,
         "created_at": now,
+        "fixed": task.fixed,
     }
 
 
@@ -143,6 +144,9 @@ def end(connection: sa.Connection, row: Row, ending: Ending, now: datetime) -> N
     """Take a task out of the queue for good."""
     connection.execute(sa.delete(TASK).where(TASK.c.task_id == row.task_id))
     log(connection, row, ending, now, final=True)
+    if ending.status is TaskStatus.FAILED:
+        mine = SLOT.c.slot == row.slot
+        connection.execute(sa.update(SLOT).where(mine).values(failed_at=now))
 
 
 def log(connection: sa.Connection, row: Row, ending: Ending, now: datetime, *, final: bool) -> None:
@@ -171,19 +175,17 @@ def log(connection: sa.Connection, row: Row, ending: Ending, now: datetime, *, f
 
 
 def make_again(connection: sa.Connection, row: Row, now: datetime, chance: Chance) -> None:
-    """Queue a new task after one that has failed, where the queue does so."""
-    seconds = queue_kind(row.queue_name).again_after_seconds
-    if seconds is not None:
-        task = NewTask(
-            row.queue_name,
-            scope_of(row),
-            entity_of(row),
-            now + timedelta(seconds=seconds),
-            Origin.ADAPTIVE,
-            "the last task failed, but not for good",
-            parent_id=row.task_id,
-        )
-        insert(connection, [task], now, chance)
+    """Queue a new task after one that has failed: no commit may ever make another."""
+    task = NewTask(
+        row.queue_name,
+        scope_of(row),
+        entity_of(row),
+        now + timedelta(seconds=queue_kind(row.queue_name).again_after_seconds),
+        Origin.ADAPTIVE,
+        "the last task failed, but not for good",
+        parent_id=row.task_id,
+    )
+    insert(connection, [task], now, chance)
 
 
 def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:

@@ -20,9 +20,10 @@ import sqlalchemy as sa
 from lakewarden.errors import ErrorKind
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.refusals import RequestRefused, not_found
-from lakewarden.jobs.schema import ENTITY, TASK, TASK_CONFIG, WAREHOUSE
-from lakewarden.jobs.tasks import DEFAULT_PROJECT, Entity, EntityType
+from lakewarden.jobs.schema import ENTITY, SLOT, TASK, TASK_CONFIG, WAREHOUSE
+from lakewarden.jobs.tasks import DEFAULT_PROJECT, Entity, EntityType, Scope
 from lakewarden.jobs.transitions import CHUNK, Row, upsert
+from lakewarden.storage.location import Location
 from lakewarden.world import Chance, ordered_id
 
 _LOG = logging.getLogger("lakewarden.jobs")
@@ -137,9 +138,12 @@ class Warehouses:
         project_id: UUID = DEFAULT_PROJECT,
         joined: sa.Connection | None = None,
     ) -> WarehouseInfo:
-        """Add a warehouse.  A name is used once in a project."""
+        """Add a warehouse.  A name is used once in a project, and a place once at all."""
         secret = access or Access()
         with self.database.writing(joined) as connection:
+            if connection.dialect.name == "postgresql":
+                # Two that register at the same time would not see each other.
+                connection.execute(sa.text("LOCK TABLE warehouse IN SHARE ROW EXCLUSIVE MODE"))
             now = self.database.moment(connection)
             info = WarehouseInfo(
                 ordered_id(now, self.chance), project_id, name, kind, location, now
@@ -162,8 +166,9 @@ class Warehouses:
                     ErrorKind.ALREADY_EXISTS,
                     "WarehouseAlreadyExists",
                     409,
-                    f"there is a warehouse {name!r} already; choose another name, or delete it first",
+                    "there is a warehouse of this name already; choose another, or delete it first",
                 )
+            _refuse_taken(connection, info)
         return info
 
     def all(self, project_id: UUID = DEFAULT_PROJECT) -> list[WarehouseInfo]:
@@ -192,9 +197,10 @@ class Warehouses:
         """Forget a warehouse and its tables, unless tasks are active.  No file is touched."""
         mine = TASK.c.warehouse_id == warehouse_id
         with self.database.writing(joined) as connection:
-            # First, so that nobody queues a task in between: tables are known no more.
+            # First, so that nobody queues a task in between: whoever does has the table's row locked,
+            # which goes with the warehouse's, or finds none.
             gone = sa.delete(WAREHOUSE).where(WAREHOUSE.c.id == warehouse_id)
-            found = connection.execute(gone).rowcount
+            project = connection.scalar(gone.returning(WAREHOUSE.c.project_id))
             active = connection.scalar(sa.select(sa.func.count()).where(mine)) or 0
             if active:
                 raise RequestRefused(
@@ -203,9 +209,12 @@ class Warehouses:
                     409,
                     f"{active} tasks of the warehouse are active; cancel them first",
                 )
-            if not found:
+            if project is None:
                 raise not_found("WarehouseNotFound", f"there is no warehouse {warehouse_id}")
             connection.execute(sa.delete(TASK_CONFIG).where(TASK_CONFIG.c.scope_id == warehouse_id))
+            # Nobody is there whom their numbers would keep out, and no warehouse gets this id again.
+            slots = SLOT.c.slot.startswith(Scope(project, warehouse_id).slots)
+            connection.execute(sa.delete(SLOT).where(slots))
 
     # -- tables ----------------------------------------------------------------------------------
 
@@ -276,21 +285,59 @@ class Warehouses:
         with self.database.reading() as connection:
             return [entity(row) for row in connection.execute(query.order_by(ENTITY.c.key))]
 
-    def table(self, warehouse_id: UUID, kind: EntityType, entity_id: UUID) -> TableEntity:
-        """Return a table that is there, or raise 404 under the name for its kind."""
+    def table(
+        self,
+        warehouse_id: UUID,
+        kind: EntityType | None,
+        entity_id: UUID,
+        *,
+        joined: sa.Connection | None = None,
+    ) -> TableEntity:
+        """Return a table that is there, or raise 404 under the name for its kind.
+
+        Without a kind it may be of any.  Within a transaction that is `joined`, it stays there until that ends.
+        """
         query = sa.select(ENTITY).where(
             ENTITY.c.warehouse_id == warehouse_id,
             ENTITY.c.id == entity_id,
-            ENTITY.c.type == kind,
             ENTITY.c.active,
         )
-        with self.database.reading() as connection:
-            row = connection.execute(query).one_or_none()
+        if kind is not None:
+            query = query.where(ENTITY.c.type == kind)
+        if joined is not None:
+            row = joined.execute(query.with_for_update(read=True, key_share=True)).one_or_none()
+        else:
+            with self.database.reading() as connection:
+                row = connection.execute(query).one_or_none()
         if row is None:
+            wanted = kind or EntityType.TABLE
             raise not_found(
-                _MISSING[kind], f"there is no {kind} {entity_id} in this warehouse, or not any more"
+                _MISSING[wanted],
+                f"there is no {wanted} {entity_id} in this warehouse, or not any more",
             )
         return entity(row)
+
+
+def _refuse_taken(connection: sa.Connection, info: WarehouseInfo) -> None:
+    """Refuse a place that is, holds or lies in that of another warehouse.
+
+    Tables of both would have two tasks at a time, by two configs.  Names of catalogs are no places.
+    """
+    if info.kind is WarehouseKind.ICEBERG:
+        return
+    mine = Location.parse(info.location)
+    query = _infos().where(WAREHOUSE.c.kind != WarehouseKind.ICEBERG, WAREHOUSE.c.id != info.id)
+    for other in [_info(row) for row in connection.execute(query.order_by(WAREHOUSE.c.name))]:
+        place = Location.parse(other.location)
+        if place == mine or place.contains(mine) or mine.contains(place):
+            where = "at this place" if place == mine else "above or below this place"
+            raise RequestRefused(
+                ErrorKind.ALREADY_EXISTS,
+                "WarehouseLocationTaken",
+                409,
+                f"there is a warehouse {where} already, {other.name!r}; each table may belong to one "
+                "only: choose another place, or delete that warehouse first",
+            )
 
 
 def _differs(row: Row | None, table: FoundTable) -> bool:

@@ -52,12 +52,6 @@ def needs(role: Role) -> dict[str, Any]:
     return {ROLE: role.value}
 
 
-def caller_of(request: Request) -> Caller:
-    caller = request.state.caller
-    assert isinstance(caller, Caller)
-    return caller
-
-
 class GuardedRoute(APIRoute):
     """A route that lets only those in who may, and then reads the body with care."""
 

@@ -13,10 +13,9 @@ from lakewarden.errors import ErrorKind
 from lakewarden.jobs.config import QUEUE_NAME, effective, exclusion
 from lakewarden.jobs.config_store import StoredConfig
 from lakewarden.jobs.queues import QUEUES, queue_kind
-from lakewarden.jobs.refusals import bad_request, not_found
+from lakewarden.jobs.refusals import bad_request
 from lakewarden.jobs.tasks import Scope
 from lakewarden.jobs.tokens import Role
-from lakewarden.jobs.warehouses import TableEntity
 from lakewarden.service.gate import MANAGEMENT, GuardedRoute, needs
 from lakewarden.service.openapi import config_body, config_schema_name
 from lakewarden.service.parts import Parts, PartsOf
@@ -213,7 +212,7 @@ def read_effective(
             "UnsupportedEntityType", f"{queue_name} is a queue of the project and concerns no table"
         )
     assert scope.warehouse_id is not None
-    found = _table(parts, scope.warehouse_id, table)
+    found = parts.warehouses.table(scope.warehouse_id, None, table)
     stored = parts.configs.get(scope, queue_name).config
     reason = exclusion(queue_name, found.properties, stored, found.type)
     ref = ref_of(found.entity)
@@ -229,11 +228,3 @@ def read_effective(
             for key, applied in effective(queue_name, found.properties, stored).items()
         },
     )
-
-
-def _table(parts: Parts, warehouse_id: UUID, table_id: UUID) -> TableEntity:
-    """Return a table of whatever format."""
-    for one in parts.warehouses.tables(warehouse_id):
-        if one.id == table_id:
-            return one
-    raise not_found("NoSuchTableException", f"there is no table {table_id} in this warehouse")

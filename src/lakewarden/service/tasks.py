@@ -83,6 +83,8 @@ def _schedule(
         )
     reason = f"asked for by {request.state.caller.name}"
     with parts.database.writing() as connection:
+        # The warehouse may be forgotten at the same time.
+        parts.warehouses.table(scope.warehouse_id, wanted.type, wanted.id, joined=connection)
         task = NewTask(queue, scope, found.entity, at, reason=reason)
         made = parts.queue.schedule(task, joined=connection)
         context = {"queue_name": queue, "entity_id": str(found.id), "task_id": str(made)}

@@ -1,0 +1,84 @@
+"""The task after a task: what is left over makes no run of every commit."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import lance
+import pyarrow as pa
+import pytest
+
+from lakewarden.jobs.config import ExpireSettings
+from lakewarden.jobs.database import Database
+from lakewarden.jobs.discovery import NewPlace
+from lakewarden.jobs.queue import TaskQueue
+from lakewarden.jobs.scheduling import expire_versions
+from lakewarden.jobs.sources import Source, open_source
+from lakewarden.jobs.successors import after_expiry
+from lakewarden.jobs.tasks import NewTask, Origin
+from lakewarden.jobs.warehouses import Access, TableEntity, WarehouseKind
+from lakewarden.testing.simulation import World
+from lakewarden.world import SystemClock
+from tests.jobs.small import EXPIRE, LAKE, picked
+
+DAY = timedelta(days=1)
+SETTINGS = ExpireSettings.of({}, {"min-snapshots-to-expire": 2})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    """A directory with a table of four versions, two of which are tagged."""
+    for number in range(4):
+        made = lance.write_dataset(pa.table({"id": [number]}), tmp_path / "t.lance", mode="append")
+        if number < 2:
+            made.tags.create(f"v{made.version}", made.version)
+    return open_source(NewPlace(WarehouseKind.LANCE, str(tmp_path)), Access())
+
+
+def known(source: Source, now: datetime) -> TableEntity:
+    (found,) = source.find()
+    return TableEntity(
+        UUID(int=1), UUID(int=0xA), found.type, found.name, found.target, {}, None, None, now,
+        active=True,
+    )  # fmt: skip
+
+
+def brought_forward(queue: TaskQueue, database: Database, task: NewTask) -> bool:
+    with database.writing() as connection:
+        return queue.bring_forward(task, connection)
+
+
+def test_versions_that_refs_hold_make_no_run_of_every_commit(
+    queue: TaskQueue, database: Database, world: World, source: Source
+) -> None:
+    # All are old, and a run has just let none of them go.
+    now = SystemClock().now() + 9 * DAY
+    table = known(source, now)
+    claim = picked(queue, world.now())
+    after = after_expiry(claim, table, SETTINGS, source, now)
+    assert after.at == now + DAY
+    queue.succeed(claim, successor=after.task)
+    written = source.look(table).versions
+    assert written is not None
+    for hours in (1, 12, 23):
+        moment = now + timedelta(hours=hours)
+        commit = expire_versions((*written, moment), SETTINGS, moment)
+        assert commit.at == moment
+        task = NewTask(EXPIRE, LAKE, table.entity, moment, Origin.COMMIT, commit.reason)
+        assert not brought_forward(queue, database, task)
+
+
+def test_what_gets_old_within_a_day_is_let_go_with_the_next_commit(
+    queue: TaskQueue, database: Database, world: World, source: Source
+) -> None:
+    now = SystemClock().now() + SETTINGS.max_snapshot_age - timedelta(hours=2)
+    table = known(source, now)
+    claim = picked(queue, world.now())
+    after = after_expiry(claim, table, SETTINGS, source, now)
+    assert after.at == now + DAY
+    queue.succeed(claim, successor=after.task)
+    moment = now + timedelta(hours=3)
+    task = NewTask(EXPIRE, LAKE, table.entity, moment, Origin.COMMIT, "2 can go")
+    assert brought_forward(queue, database, task)
