@@ -115,6 +115,30 @@ def test_snapshots_of_many_iceberg_tables_expire_in_one_run(
         assert left == set()
 
 
+def test_no_snapshot_expires_for_a_task_that_was_stopped_before_its_commit(
+    lab: Lab, tmp_path: Path
+) -> None:
+    table = iceberg_table(tmp_path, "t", 4)
+    before, prints = table.metadata_location, iceberg_oracle.fingerprints(table)
+    warehouse = lab.iceberg(tmp_path)
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    (task,) = warehouse.ask(EXPIRE_SNAPSHOTS)
+    # Somebody stops it when the plan is made and looked at again.
+    stop = (
+        "CREATE TRIGGER stops AFTER UPDATE ON task WHEN NEW.status = 'RUNNING' "
+        """AND NEW.execution_details LIKE '%"commit"%' """
+        "BEGIN UPDATE task SET status = 'STOPPING' WHERE task_id = NEW.task_id; END"
+    )
+    with lab.database.writing() as connection:
+        connection.exec_driver_sql(stop)
+    lab.run(EXPIRE_SNAPSHOTS)
+    (attempt,) = warehouse.attempts(task)
+    assert (attempt.failure, attempt.message) == (Failure.STOPPED, "stopped on request")
+    table.refresh()
+    assert table.metadata_location == before
+    iceberg_oracle.assert_intact(table, prints)
+
+
 def test_versions_of_lance_tables_expire_each_by_its_own_settings(lab: Lab, tmp_path: Path) -> None:
     import lance
 
