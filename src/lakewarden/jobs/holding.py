@@ -48,8 +48,6 @@ class _Task:
     progress: float | None = None
     details: Mapping[str, Any] | None = None
     end: End | None = None
-    #: Takes out of a text what nobody may read.
-    hide: Callable[[str], str] = str
 
 
 @dataclass
@@ -60,6 +58,8 @@ class Holding:
     #: Set when the whole worker is to end.
     stop: Event
     _tasks: dict[UUID, _Task] = field(default_factory=dict)
+    #: What takes out of a text what nobody may read, also of tasks that are reported.
+    _hiding: dict[UUID, Callable[[str], str]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
     _over: Event = field(default_factory=Event)
     _thread: Thread | None = None
@@ -86,9 +86,7 @@ class Holding:
 
     def hide(self, claims: Sequence[Claim], hide: Callable[[str], str]) -> None:
         """Let nothing be reported about these tasks but what is left by `hide`."""
-        for claim in claims:
-            if claim.task_id in self._tasks:
-                self._tasks[claim.task_id].hide = hide
+        self._hiding |= {claim.task_id: hide for claim in claims}
 
     def limit(self, claim: Claim, seconds: float) -> None:
         """Let an attempt take so long from now on."""
@@ -207,15 +205,18 @@ class Holding:
         words, told = self._hidden(claim, message, result)
         self.report(claim, lambda: _ignored(self.queue.fail(claim, words, failure, result=told)))
 
+    def hidden(self, claim: Claim, text: str) -> str:
+        """Return a text without what nobody may read of this task's warehouse."""
+        return self._hiding.get(claim.task_id, str)(text)
+
     def _hidden(
         self, claim: Claim, message: str, result: Mapping[str, Any] | None
     ) -> tuple[str, Mapping[str, Any] | None]:
-        task = self._tasks.get(claim.task_id)
-        if task is None:
-            return message, result
-        hide = task.hide
-        told = {k: hide(v) if isinstance(v, str) else v for k, v in (result or {}).items()}
-        return hide(message), None if result is None else told
+        told = {
+            name: self.hidden(claim, value) if isinstance(value, str) else value
+            for name, value in (result or {}).items()
+        }
+        return self.hidden(claim, message), None if result is None else told
 
     def end_of(self, claim: Claim, end: End, result: Mapping[str, Any] | None = None) -> None:
         """Report why no more was done for a task, if that is to be reported."""

@@ -7,7 +7,6 @@ progress and result, and trouble with one table is that task's alone.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +26,7 @@ from lakewarden.jobs.planning import Done, Planned, optimizing, plan_expiry, pla
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
 from lakewarden.jobs.refusals import RequestRefused
+from lakewarden.jobs.reporting import Reporting, unforeseen
 from lakewarden.jobs.sources import IcebergCatalog, Look, OwnTables, Source, open_source
 from lakewarden.jobs.tasks import Claim, Failure, Origin
 from lakewarden.jobs.warehouses import TableEntity, Warehouses
@@ -38,7 +38,6 @@ from lakewarden.maintenance.survey import Reading
 from lakewarden.pipeline.frames import concurrently
 from lakewarden.warehouse.warehouse import MANIFEST
 
-_LOG = logging.getLogger("lakewarden.jobs")
 #: Files that go between two questions whether this worker may go on.
 BATCH_FILES = 10_000
 #: Times that a table is planned which others change all the time.
@@ -182,7 +181,7 @@ class Runner:
     def _run_warehouse(
         self, holding: Holding, number: UUID | None, claims: Sequence[Claim]
     ) -> None:
-        with _Reporting(holding, claims):
+        with Reporting(holding, claims):
             assert number is not None
             access = self.warehouses.access(number)
             holding.hide(claims, access.hide)
@@ -195,7 +194,7 @@ class Runner:
                 if hand is not None
             ]
             for group in _groups(source, hands):
-                with _Reporting(holding, [hand.claim for hand in group.hands]):
+                with Reporting(holding, [hand.claim for hand in group.hands]):
                     self._run_group(holding, group)
 
     # -- what applies ----------------------------------------------------------------------------
@@ -215,6 +214,9 @@ class Runner:
             return None
         except LakewardenError as error:
             holding.fail(claim, error.message, results.failure_in(error))
+            return None
+        except Exception as error:  # noqa: BLE001  # whatever it is, the other tables are fine
+            holding.fail(claim, unforeseen(holding, claim, error), Failure.TRANSIENT)
             return None
         if isinstance(found, RequestRefused):
             told = results.skipped(f"{found.name}: {found.message}")
@@ -430,36 +432,6 @@ class Runner:
         after = successors.after_optimize(hand.claim, hand.table, settings, row, now)
         result |= results.scheduled(after.decision, after.at)
         holding.succeed(hand.claim, results.optimize_message(row), result, successor=after.task)
-
-
-class _Reporting:
-    """Reports what goes wrong inside as the failure of all tasks that nothing was reported about."""
-
-    def __init__(self, holding: Holding, claims: Sequence[Claim]) -> None:
-        self._holding = holding
-        self._claims = claims
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        if isinstance(error, LakewardenError):
-            words, failure = error.message, results.failure_in(error)
-        else:
-            # Spark's own errors, and mistakes of ours: the log has the whole of it.
-            _LOG.error("a batch of tasks failed", exc_info=error)
-            line = (str(error).strip() or type(error).__name__).partition("\n")[0][:300]
-            words = f"the run failed ({type(error).__name__}: {line}); see the worker's log"
-            failure = Failure.TRANSIENT
-        if self._holding.stop.is_set():
-            words, failure = f"the worker is shutting down ({words})", Failure.STOPPED
-        held = {claim.task_id for claim in self._holding.left()}
-        for claim in self._claims:
-            if claim.task_id in held:
-                self._holding.fail(claim, words, failure)
-        return True
 
 
 def _groups(source: Source, hands: Sequence[InHand]) -> Iterator[Group]:

@@ -235,4 +235,6 @@ class _Watch:
                 self.discovery.detect_all()
             except StorageError as error:
                 _LOG.warning("tables could not be looked for: %s", error.message)
+            except Exception:  # noqa: BLE001  # started anew it would not wait for the next look
+                _LOG.exception("tables could not be looked for")
             self.stop.wait(self.seconds)

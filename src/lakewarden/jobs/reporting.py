@@ -1,0 +1,55 @@
+"""What is told of errors that nobody foresaw: a line for the task, all of it for the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from traceback import format_exception
+
+from lakewarden.errors import LakewardenError
+from lakewarden.jobs import results
+from lakewarden.jobs.holding import Holding
+from lakewarden.jobs.tasks import Claim, Failure
+
+_LOG = logging.getLogger("lakewarden.jobs")
+_LINE_MAX = 300
+
+
+def in_words(error: Exception) -> str:
+    """Return the first line of what an error says, with its name."""
+    line = str(error).strip().partition("\n")[0][:_LINE_MAX]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def unforeseen(holding: Holding, claim: Claim, error: Exception) -> str:
+    """Log the whole of an error, without what nobody may read; return what its task says of it."""
+    trace = "".join(format_exception(error)).strip()
+    _LOG.error("task %s failed: %s", claim.task_id, holding.hidden(claim, trace))
+    return f"the run failed ({in_words(error)}); see the worker's log"
+
+
+class Reporting:
+    """Reports what goes wrong inside as the failure of all tasks that nothing was reported about."""
+
+    def __init__(self, holding: Holding, claims: Sequence[Claim]) -> None:
+        self._holding = holding
+        self._claims = claims
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if isinstance(error, LakewardenError):
+            words, failure = error.message, results.failure_in(error)
+        else:
+            # Spark's own errors, and mistakes of ours.
+            words, failure = unforeseen(self._holding, self._claims[0], error), Failure.TRANSIENT
+        if self._holding.stop.is_set():
+            words, failure = f"the worker is shutting down ({words})", Failure.STOPPED
+        held = {claim.task_id for claim in self._holding.left()}
+        for claim in self._claims:
+            if claim.task_id in held:
+                self._holding.fail(claim, words, failure)
+        return True
