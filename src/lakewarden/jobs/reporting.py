@@ -1,4 +1,4 @@
-"""What is told of errors that nobody foresaw: a line for the task, all of it for the log."""
+"""What kind of failure an error is, and what is told of those that nobody foresaw."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from traceback import format_exception
 from lakewarden.errors import LakewardenError
 from lakewarden.jobs import results
 from lakewarden.jobs.holding import Holding
+from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.tasks import Claim, Failure
 
 _LOG = logging.getLogger("lakewarden.jobs")
@@ -26,6 +27,19 @@ def unforeseen(holding: Holding, claim: Claim, error: Exception) -> str:
     trace = "".join(format_exception(error)).strip()
     _LOG.error("task %s failed: %s", claim.task_id, holding.hidden(claim, trace))
     return f"the run failed ({in_words(error)}); see the worker's log"
+
+
+def failure_at_table(queue: TaskQueue, claim: Claim, kind: str | None) -> Failure:
+    """Tell failures that stay from those that may pass.
+
+    Expiry takes a version's files before the version itself, so whoever looks at the table in between,
+    or after it was killed, sees what looks like damage.  What else is wrong is wrong with or without
+    others.
+    """
+    failure = results.failure_of(kind)
+    if results.is_damage(kind) and queue.had_company(claim):
+        return Failure.TRANSIENT
+    return failure
 
 
 class Reporting:

@@ -26,7 +26,7 @@ from lakewarden.jobs.planning import Done, Planned, optimizing, plan_expiry, pla
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
 from lakewarden.jobs.refusals import RequestRefused
-from lakewarden.jobs.reporting import Reporting, unforeseen
+from lakewarden.jobs.reporting import Reporting, failure_at_table, unforeseen
 from lakewarden.jobs.sources import IcebergCatalog, Look, OwnTables, Source, open_source
 from lakewarden.jobs.tasks import Claim, Failure, Origin
 from lakewarden.jobs.warehouses import TableEntity, Warehouses
@@ -329,30 +329,20 @@ class Runner:
             if key in few:
                 fine[key] = hand
             elif row.error is not None:
-                holding.fail(claim, row.error, self._failure(claim, row.error_kind), result)
+                failure = failure_at_table(self.queue, claim, row.error_kind)
+                holding.fail(claim, row.error, failure, result)
             elif receipt is not None and receipt.error_kind == ErrorKind.STOPPED.value:
                 end = holding.ended(claim) or End("it was stopped", Failure.STOPPED)
                 holding.end_of(claim, end, result)
             elif receipt is not None and receipt.outdated:
                 again.append(hand)
             elif receipt is not None and receipt.error is not None:
-                failure = self._failure(claim, receipt.error_kind)
+                failure = failure_at_table(self.queue, claim, receipt.error_kind)
                 holding.fail(claim, receipt.error, failure, result)
             else:
                 fine[key] = hand
         self._succeed(holding, planned, fine, done, few)
         return again
-
-    def _failure(self, claim: Claim, kind: str | None) -> Failure:
-        """Tell failures that stay from those that may pass.
-
-        Expiry takes a version's files before the version itself, so whoever looks at the table in between,
-        or after it was killed, sees what looks like damage.
-        """
-        failure = results.failure_of(kind)
-        if failure is Failure.PERMANENT and self.queue.had_company(claim):
-            return Failure.TRANSIENT
-        return failure
 
     def _succeed(
         self,
