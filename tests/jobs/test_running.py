@@ -115,6 +115,17 @@ def test_snapshots_of_many_iceberg_tables_expire_in_one_run(
         assert left == set()
 
 
+def stop_at(lab: Lab, stage: str) -> None:
+    """Let somebody ask tasks to stop when they say that they are at this stage."""
+    trigger = (
+        "CREATE TRIGGER stops AFTER UPDATE ON task WHEN NEW.status = 'RUNNING' "
+        f"""AND NEW.execution_details LIKE '%"{stage}"%' """
+        "BEGIN UPDATE task SET status = 'STOPPING' WHERE task_id = NEW.task_id; END"
+    )
+    with lab.database.writing() as connection:
+        connection.exec_driver_sql(trigger)
+
+
 def test_no_snapshot_expires_for_a_task_that_was_stopped_before_its_commit(
     lab: Lab, tmp_path: Path
 ) -> None:
@@ -123,14 +134,8 @@ def test_no_snapshot_expires_for_a_task_that_was_stopped_before_its_commit(
     warehouse = lab.iceberg(tmp_path)
     warehouse.configure(EXPIRE_SNAPSHOTS)
     (task,) = warehouse.ask(EXPIRE_SNAPSHOTS)
-    # Somebody stops it when the plan is made and looked at again.
-    stop = (
-        "CREATE TRIGGER stops AFTER UPDATE ON task WHEN NEW.status = 'RUNNING' "
-        """AND NEW.execution_details LIKE '%"commit"%' """
-        "BEGIN UPDATE task SET status = 'STOPPING' WHERE task_id = NEW.task_id; END"
-    )
-    with lab.database.writing() as connection:
-        connection.exec_driver_sql(stop)
+    # The plan is made by then, and looked at again.
+    stop_at(lab, "commit")
     lab.run(EXPIRE_SNAPSHOTS)
     (attempt,) = warehouse.attempts(task)
     assert (attempt.failure, attempt.message) == (Failure.STOPPED, "stopped on request")
@@ -301,6 +306,18 @@ def test_dry_run_says_what_would_go_and_deletes_nothing(lab: Lab, tmp_path: Path
     assert [path.exists() for path in left["b"]] == [True] * 3
     for table in made.values():
         iceberg_oracle.assert_intact(table)
+
+
+def test_dry_run_that_was_stopped_says_so(lab: Lab, tmp_path: Path) -> None:
+    iceberg_orphans(iceberg_table(tmp_path, "t", 1))
+    warehouse = lab.iceberg(tmp_path)
+    warehouse.configure(REMOVE_ORPHAN_FILES, dry_run=True)
+    (task,) = warehouse.ask(REMOVE_ORPHAN_FILES)
+    # Whatever it is that was done last.
+    stop_at(lab, "stage")
+    lab.run(REMOVE_ORPHAN_FILES)
+    (attempt,) = warehouse.attempts(task)
+    assert (attempt.failure, attempt.message) == (Failure.STOPPED, "stopped on request")
 
 
 def test_tables_that_are_excluded_end_as_done_with_the_reason(lab: Lab, tmp_path: Path) -> None:

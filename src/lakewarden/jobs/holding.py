@@ -122,6 +122,15 @@ class Holding:
         until = asked + timedelta(seconds=shortest / 2)
         return frozenset(one.task_id for one in going), until
 
+    def going(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Return which of these tasks go on; of those that do not, it is reported why."""
+        passing, _ = self.check(claims)
+        for claim in claims:
+            end = self.ended(claim)
+            if claim.task_id not in passing and end is not None:
+                self.end_of(claim, end)
+        return [claim for claim in claims if claim.task_id in passing]
+
     def _look_at_limits(self) -> None:
         now = self.clock.elapsed()
         for task in list(self._tasks.values()):

@@ -111,6 +111,11 @@ class Group:
     def settings(self) -> Settings:
         return self.hands[0].settings
 
+    def going(self, holding: Holding) -> Group:
+        """Return the group without tasks that have ended meanwhile."""
+        going = {one.task_id for one in holding.going([hand.claim for hand in self.hands])}
+        return replace(self, hands=[hand for hand in self.hands if hand.claim.task_id in going])
+
 
 @dataclass
 class Doorkeeper:
@@ -183,6 +188,9 @@ class Runner:
     ) -> None:
         with Reporting(holding, claims):
             assert number is not None
+            claims = holding.going(claims)
+            if not claims:
+                return
             access = self.warehouses.access(number)
             holding.hide(claims, access.hide)
             source = open_source(self.warehouses.get(number), access)
@@ -256,6 +264,9 @@ class Runner:
         for hand in group.hands:
             if not isinstance(hand.settings, ExpireSettings):
                 holding.limit(hand.claim, hand.settings.max_run_time_seconds)
+        group = group.going(holding)
+        if not group.hands:
+            return
         if isinstance(group.settings, OptimizeSettings):
             self._optimize(holding, group, group.settings)
         else:
@@ -284,6 +295,10 @@ class Runner:
                 if isinstance(hand.settings, ExpireSettings)
             }
             planned = plan_expiry(group.source, tables, expiring, reading)
+        # Planning takes its time, and where nothing is to go nobody asks later.
+        group = group.going(holding)
+        if not group.hands:
+            return
         hands = {planned.keys[hand.table.id]: hand for hand in group.hands}
         few = {key for key, hand in hands.items() if _is_few(planned.rows[key], hand)}
         for hand in group.hands:

@@ -1,0 +1,53 @@
+"""What becomes of tasks before any of their tables is worked on; nothing here needs Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lakewarden.jobs.control import Action
+from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
+from lakewarden.jobs.running import Engine, Runner
+from lakewarden.jobs.tasks import Failure
+from tests.jobs.lab import Lab, lance_table
+
+QUEUES = (EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES, OPTIMIZE)
+
+
+@pytest.fixture
+def lab(template: Path, tmp_path: Path) -> Iterator[Lab]:
+    place = tmp_path / "tasks.db"
+    place.write_bytes(template.read_bytes())
+    made = Lab.of(f"sqlite:///{place}", None)
+    yield made
+    made.database.close()
+
+
+def nothing() -> Engine:
+    raise AssertionError("nobody needs Spark here")
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+@pytest.mark.parametrize("why", ["the worker is shutting down", "stopped on request"])
+def test_nothing_is_begun_for_tasks_that_have_ended(
+    lab: Lab, tmp_path: Path, queue: str, why: str
+) -> None:
+    for name in ("a", "b"):
+        lance_table(tmp_path / name / "t.lance", 1)
+    warehouses = [lab.lance(tmp_path / name) for name in ("a", "b")]
+    tasks = []
+    for warehouse in warehouses:
+        warehouse.configure(queue)
+        tasks += warehouse.ask(queue)
+    claims = lab.queue.pick(queue, limit=2)
+    if why == "stopped on request":
+        for warehouse, task in zip(warehouses, tasks, strict=True):
+            warehouse.control(Action.STOP, task)
+    else:
+        lab.stop.set()
+    Runner(lab.queue, lab.warehouses, nothing, lab.stop).run(claims)
+    for warehouse, task in zip(warehouses, tasks, strict=True):
+        (attempt,) = warehouse.attempts(task)
+        assert (attempt.failure, attempt.message) == (Failure.STOPPED, why)
