@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from lakewarden.jobs.control import Action
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
 from lakewarden.jobs.running import Engine, Runner
-from lakewarden.jobs.tasks import Failure
+from lakewarden.jobs.schema import WAREHOUSE
+from lakewarden.jobs.tasks import Failure, TaskStatus
 from tests.jobs.lab import Lab, lance_table
+from tests.jobs.small import active
 
 QUEUES = (EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES, OPTIMIZE)
 
@@ -51,3 +54,20 @@ def test_nothing_is_begun_for_tasks_that_have_ended(
     for warehouse, task in zip(warehouses, tasks, strict=True):
         (attempt,) = warehouse.attempts(task)
         assert (attempt.failure, attempt.message) == (Failure.STOPPED, why)
+
+
+@pytest.mark.parametrize("queue", QUEUES)
+def test_task_of_a_warehouse_that_is_gone_ends_for_good(
+    lab: Lab, tmp_path: Path, queue: str
+) -> None:
+    lance_table(tmp_path / "lake" / "t.lance", 1)
+    warehouse = lab.lance(tmp_path / "lake")
+    warehouse.configure(queue)
+    (task,) = warehouse.ask(queue)
+    with lab.database.writing() as connection:
+        connection.execute(sa.delete(WAREHOUSE))
+    assert lab.run(queue) == 1
+    details = warehouse.details(task)
+    assert details.info.status is TaskStatus.SUCCESS
+    assert details.message == "the warehouse is gone"
+    assert active(lab.database) == []

@@ -191,9 +191,18 @@ class Runner:
             claims = holding.going(claims)
             if not claims:
                 return
-            access = self.warehouses.access(number)
+            try:
+                info, access = self.warehouses.get(number), self.warehouses.access(number)
+            except RequestRefused as error:
+                if error.kind is not ErrorKind.NOT_FOUND:
+                    raise
+                # Whoever asked for its tasks was faster than whoever deleted it, by a little.
+                for claim in claims:
+                    told = results.skipped(error.message)
+                    holding.succeed(claim, "the warehouse is gone", told)
+                return
             holding.hide(claims, access.hide)
-            source = open_source(self.warehouses.get(number), access)
+            source = open_source(info, access)
             hands = [
                 hand
                 for hand in concurrently(
