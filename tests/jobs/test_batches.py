@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 
+import lance
 import pytest
 import sqlalchemy as sa
 
@@ -13,8 +15,10 @@ from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FIL
 from lakewarden.jobs.running import Engine, Runner
 from lakewarden.jobs.schema import WAREHOUSE
 from lakewarden.jobs.tasks import Failure, TaskStatus
+from lakewarden.jobs.worker import WorkerSettings, run_workers
 from tests.jobs.lab import Lab, lance_table
 from tests.jobs.small import active
+from tests.jobs.test_worker import wait_until
 
 QUEUES = (EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES, OPTIMIZE)
 
@@ -71,3 +75,24 @@ def test_task_of_a_warehouse_that_is_gone_ends_for_good(
     assert details.info.status is TaskStatus.SUCCESS
     assert details.message == "the warehouse is gone"
     assert active(lab.database) == []
+
+
+def test_loop_takes_tasks_of_one_warehouse_at_a_time(
+    lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lakewarden.jobs")
+    for name in ("a", "b"):
+        for table in ("one", "two"):
+            place = lance_table(tmp_path / name / f"{table}.lance", 1)
+            # Nothing is to be done, so nobody needs Spark.
+            lance.dataset(str(place)).update_config({"lakewarden.history.expire.enabled": "false"})
+        lab.lance(tmp_path / name).ask(EXPIRE_SNAPSHOTS)
+    url, stop = str(lab.database.engine.url), Event()
+    settings = WorkerSettings(url, nothing, {EXPIRE_SNAPSHOTS: 1}, 0.1, 0)
+    thread = Thread(target=run_workers, args=(settings, stop))
+    thread.start()
+    wait_until(lambda: active(lab.database) == [])
+    stop.set()
+    thread.join(60)
+    picked = [one.getMessage() for one in caplog.records if "picked" in one.getMessage()]
+    assert picked == ["expire_snapshots: 2 tasks were picked"] * 2

@@ -1,6 +1,6 @@
 """Worker processes: loops that pick tasks of one queue each, and one that watches for changes.
 
-Tasks that are due at the same time are picked together and share pipeline runs.  All loops of a process
+Tasks of one warehouse that are due at the same time are picked together and share pipeline runs.  All loops of a process
 use one Spark session, which is started when the first batch needs it and kept warm.  A loop that dies is
 started again; a database that is away is waited for.
 """
@@ -208,7 +208,7 @@ class _Loop:
     def __call__(self) -> None:
         while not self.stop.is_set():
             try:
-                claims = self.queue.pick(self.name, limit=BATCH)
+                claims = self.queue.pick(self.name, limit=BATCH, one_warehouse=True)
             except StorageError as error:
                 _LOG.warning("no task could be picked: %s", error.message)
                 self.stop.wait(_PAUSE_SECONDS)
