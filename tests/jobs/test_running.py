@@ -90,6 +90,22 @@ def test_orphans_are_looked_for_again_at_the_rate_that_was_seen(lab: Lab, tmp_pa
     assert waits["idle"] == pytest.approx(7_776_000, abs=120)
 
 
+def test_what_failed_attempts_deleted_counts_for_the_next_run(lab: Lab, tmp_path: Path) -> None:
+    lance_table(tmp_path / "lake" / "t.lance", 2)
+    warehouse = lab.lance(tmp_path / "lake")
+    warehouse.configure(REMOVE_ORPHAN_FILES)
+    (task,) = warehouse.ask(REMOVE_ORPHAN_FILES)
+    (claim,) = lab.queue.pick(REMOVE_ORPHAN_FILES)
+    # It has deleted all that there was, and was stopped then.
+    lab.queue.fail(claim, "stopped", Failure.STOPPED, result={"deleted_bytes": 1 << 40})
+    warehouse.control(Action.RUN_NOW, task)
+    lab.run(REMOVE_ORPHAN_FILES)
+    result = warehouse.result(task)
+    assert result["deleted_bytes"] == 0
+    seconds = (1 << 40) / result["rate_bytes_per_second"]
+    assert 0 < seconds < 600
+
+
 def test_snapshots_of_many_iceberg_tables_expire_in_one_run(
     lab: Lab, tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from threading import Event, Lock, Thread
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -30,6 +30,8 @@ _BEATS = 4
 #: A database that is away is asked again so often, for so long.
 _PAUSE_SECONDS = 2.0
 _PATIENCE_SECONDS = 900.0
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Holding:
         does not answer is waited for, and nothing is deleted meanwhile.
         """
         asked = self.clock.now()
-        self._patiently(self._beat)
+        self.patiently(self._beat)
         self._look_at_limits()
         going = [one for one in claims if self.ended(one) is None]
         shortest = min((one.heartbeat_seconds for one in going), default=0)
@@ -167,7 +169,8 @@ class Holding:
                     case _:
                         pass
 
-    def _patiently(self, work: Callable[[], None]) -> None:
+    def patiently(self, work: Callable[[], Answer]) -> Answer:
+        """Ask a database that is away again, for a while."""
         give_up = self.clock.elapsed() + _PATIENCE_SECONDS
         while True:
             try:
@@ -242,7 +245,7 @@ class Holding:
             return
         try:
             if not _is_gone(task):
-                self._patiently(report)
+                self.patiently(report)
         except TaskTakenOver as error:
             _LOG.info("%s", error.message)
         finally:

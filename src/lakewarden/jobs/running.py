@@ -27,8 +27,9 @@ from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
 from lakewarden.jobs.refusals import RequestRefused
 from lakewarden.jobs.reporting import Reporting, failure_at_table, unforeseen
+from lakewarden.jobs.schema import TASK_LOG
 from lakewarden.jobs.sources import IcebergCatalog, Look, OwnTables, Source, open_source
-from lakewarden.jobs.tasks import Claim, Failure, Origin
+from lakewarden.jobs.tasks import Claim, Failure, Origin, TaskStatus
 from lakewarden.jobs.warehouses import TableEntity, Warehouses
 from lakewarden.maintenance.deleting import Passage
 from lakewarden.maintenance.optimize import Row
@@ -389,15 +390,16 @@ class Runner:
         )
         idle = [key for key in expiring if key in few or _is_idle(planned.rows[key])]
         kept = planned.kept_because(idle)
+        orphans = [h.claim for h in fine.values() if isinstance(h.settings, OrphanSettings)]
+        before = holding.patiently(partial(self._deleted_before, orphans))
         for key, hand in fine.items():
             row, receipt = planned.rows[key], done.get(key)
             result = _result(hand, row, receipt)
             why = results.kept(kept.get(key, {}))
             if isinstance(hand.settings, OrphanSettings):
                 message = results.orphans_message(result)
-                after = successors.after_orphans(
-                    hand.claim, hand.table, hand.settings, result["deleted_bytes"], now
-                )
+                gone = before.get(hand.table.id, 0) + result["deleted_bytes"]
+                after = successors.after_orphans(hand.claim, hand.table, hand.settings, gone, now)
             else:
                 message, after = results.expiry_message(result), following[key]
             if key in few:
@@ -416,6 +418,23 @@ class Runner:
             holding.succeed(
                 hand.claim, message, result, rate=after.decision.rate, successor=after.task
             )
+
+    def _deleted_before(self, claims: Sequence[Claim]) -> dict[UUID, int]:
+        """Return the bytes that attempts that failed have deleted since each table's last good run."""
+        since = {claim.entity.id: claim.previous_run_at for claim in claims}
+        gone: dict[UUID, int] = {}
+        if not claims:
+            return gone
+        failed = sa.select(TASK_LOG.c.entity_id, TASK_LOG.c.ended_at, TASK_LOG.c.result).where(
+            TASK_LOG.c.warehouse_id == claims[0].scope.warehouse_id,
+            TASK_LOG.c.queue_name == claims[0].queue,
+            TASK_LOG.c.status == TaskStatus.FAILED,
+        )
+        with self.queue.database.reading() as connection:
+            for number, ended, result in connection.execute(failed):
+                if number in since and (since[number] is None or ended > since[number]):
+                    gone[number] = gone.get(number, 0) + (result or {}).get("deleted_bytes", 0)
+        return gone
 
     def _optimize(self, holding: Holding, group: Group, settings: OptimizeSettings) -> None:
         """Optimize all tables of a group, some at a time; those whose task has ended are left."""
