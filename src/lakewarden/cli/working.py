@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from threading import Event
@@ -51,6 +50,7 @@ def worker(
       LAKEWARDEN__TASK_OPTIMIZE_WORKERS=0 lakewarden worker --master spark://spark:7077
     """
     from lakewarden.jobs.worker import WorkerSettings, run_workers
+    from lakewarden.service.logs import log_to_stderr
 
     if not database_url:
         raise UsageError(
@@ -60,7 +60,7 @@ def worker(
     settings = WorkerSettings.of(
         os.environ, database_url, engine_of(read_engine(master, remote, conf))
     )
-    log_to_stderr()
+    log_to_stderr("info")
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -82,16 +82,6 @@ def engine_of(session: Session) -> Callable[[], Engine]:
         return Engine(spark, tasks_for(spark, session))
 
     return start
-
-
-def log_to_stderr() -> None:
-    """Let what happens be read; of libraries only what is a warning."""
-    from lakewarden.service.logs import lasting_stderr
-
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=lasting_stderr()
-    )
-    logging.getLogger("lakewarden").setLevel(logging.INFO)
 
 
 def register(main: typer.Typer) -> None:
