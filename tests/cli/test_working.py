@@ -13,7 +13,11 @@ from tests.jobs.test_worker import wait_until
 def test_log_lines_are_json_without_secrets(tmp_path: Path) -> None:
     log, secret = tmp_path / "worker.log", "pa55word"
     # Nobody listens there, so it is waited for.
-    environ = {"DATABASE_URL": f"postgresql://me:{secret}@127.0.0.1:1/tasks"}
+    environ = {
+        "LAKEWARDEN__DATABASE_URL": f"postgresql://me:{secret}@127.0.0.1:1/tasks",
+        # Of two, that which is ours alone counts, as it does for lakewarden serve.
+        "DATABASE_URL": f"sqlite:///{tmp_path}/slip.db",
+    }
     with running(lakewarden_command("worker"), log=log, environ=environ) as process:
         wait_until(lambda: "waiting for the database" in log.read_text())
         process.send_signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lakewarden.cli import output
-from lakewarden.cli.options import ConfOpt, MasterOpt, RemoteOpt, read_engine
+from lakewarden.cli.options import DATABASE_VARIABLES, ConfOpt, MasterOpt, RemoteOpt, read_engine
 from lakewarden.errors import ErrorKind, UsageError
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from lakewarden.cli.session import Engine as Session
     from lakewarden.jobs.running import Engine
 
-DATABASE_URL = "DATABASE_URL"
-
 
 def worker(
     database_url: Annotated[
@@ -28,9 +26,10 @@ def worker(
         typer.Option(
             "--database-url",
             metavar="URL",
-            envvar=DATABASE_URL,
-            show_envvar=True,
-            help="The service's database: postgresql://user@host/name, sqlite:////path.",
+            envvar=DATABASE_VARIABLES,
+            show_envvar=False,
+            help="The service's database: postgresql://user@host/name, sqlite:////path; also "
+            "DATABASE_URL.",
         ),
     ] = None,
     master: MasterOpt = None,
@@ -55,7 +54,7 @@ def worker(
     if not database_url:
         raise UsageError(
             ErrorKind.USAGE,
-            f"no database is named; pass --database-url, or set {DATABASE_URL}",
+            f"no database is named; pass --database-url, or set {' or '.join(DATABASE_VARIABLES)}",
         )
     settings = WorkerSettings.of(
         os.environ, database_url, engine_of(read_engine(master, remote, conf))
