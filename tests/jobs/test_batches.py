@@ -10,6 +10,7 @@ import lance
 import pytest
 import sqlalchemy as sa
 
+from lakewarden.errors import ErrorKind, LakewardenError
 from lakewarden.jobs.control import Action
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
 from lakewarden.jobs.running import Engine, Runner
@@ -58,6 +59,29 @@ def test_nothing_is_begun_for_tasks_that_have_ended(
     for warehouse, task in zip(warehouses, tasks, strict=True):
         (attempt,) = warehouse.attempts(task)
         assert (attempt.failure, attempt.message) == (Failure.STOPPED, why)
+
+
+class Gone:
+    """A session whose JVM was killed."""
+
+    def __getattr__(self, name: str) -> object:
+        raise ConnectionRefusedError(f"nobody answers ({name})")
+
+
+def test_worker_whose_spark_is_gone_hands_its_tasks_back_and_ends(lab: Lab, tmp_path: Path) -> None:
+    lance_table(tmp_path / "lake" / "t.lance", 2)
+    warehouse = lab.lance(tmp_path / "lake")
+    warehouse.configure(REMOVE_ORPHAN_FILES)
+    (task,) = warehouse.ask(REMOVE_ORPHAN_FILES)
+    settings = WorkerSettings(
+        str(lab.database.engine.url), lambda: Engine(Gone(), 1), {REMOVE_ORPHAN_FILES: 1}, 0.1, 0
+    )
+    with pytest.raises(LakewardenError, match="start the worker again") as error:
+        run_workers(settings, lab.stop)
+    assert error.value.kind is ErrorKind.SPARK
+    (attempt,) = warehouse.attempts(task)
+    assert attempt.failure is Failure.STOPPED
+    assert warehouse.details(task).info.status is TaskStatus.SCHEDULED
 
 
 @pytest.mark.parametrize("queue", QUEUES)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from traceback import format_exception
 
-from lakewarden.errors import LakewardenError
+from lakewarden.errors import ErrorKind, LakewardenError
 from lakewarden.jobs import results
 from lakewarden.jobs.holding import Holding
 from lakewarden.jobs.queue import TaskQueue
@@ -43,11 +43,17 @@ def failure_at_table(queue: TaskQueue, claim: Claim, kind: str | None) -> Failur
 
 
 class Reporting:
-    """Reports what goes wrong inside as the failure of all tasks that nothing was reported about."""
+    """Reports what goes wrong inside as the failure of all tasks that nothing was reported about.
 
-    def __init__(self, holding: Holding, claims: Sequence[Claim]) -> None:
+    If Spark does not answer any more, that is no task's fault: `is_lost` is asked, and ends the worker.
+    """
+
+    def __init__(
+        self, holding: Holding, claims: Sequence[Claim], is_lost: Callable[[], bool]
+    ) -> None:
         self._holding = holding
         self._claims = claims
+        self._is_lost = is_lost
 
     def __enter__(self) -> None:
         pass
@@ -60,7 +66,8 @@ class Reporting:
         else:
             # Spark's own errors, and mistakes of ours.
             words, failure = unforeseen(self._holding, self._claims[0], error), Failure.TRANSIENT
-        if self._holding.stop.is_set():
+        ours = isinstance(error, LakewardenError) and error.kind is not ErrorKind.SPARK
+        if (not ours and self._is_lost()) or self._holding.stop.is_set():
             words, failure = f"the worker is shutting down ({words})", Failure.STOPPED
         held = {claim.task_id for claim in self._holding.left()}
         for claim in self._claims:

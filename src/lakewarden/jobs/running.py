@@ -163,6 +163,8 @@ class Runner:
     engine: Callable[[], Engine]
     #: Set when the process is to end.
     stop: Event
+    #: Tells whether the session is gone, and sees to it that the process ends if so.
+    is_lost: Callable[[], bool] = lambda: False
 
     def run(self, claims: Sequence[Claim]) -> None:
         """Run tasks of one queue, and report each of them."""
@@ -187,7 +189,7 @@ class Runner:
     def _run_warehouse(
         self, holding: Holding, number: UUID | None, claims: Sequence[Claim]
     ) -> None:
-        with Reporting(holding, claims):
+        with Reporting(holding, claims, self.is_lost):
             assert number is not None
             claims = holding.going(claims)
             if not claims:
@@ -212,7 +214,8 @@ class Runner:
                 if hand is not None
             ]
             for group in _groups(source, hands):
-                with Reporting(holding, [hand.claim for hand in group.hands]):
+                mine = [hand.claim for hand in group.hands]
+                with Reporting(holding, mine, self.is_lost):
                     self._run_group(holding, group)
 
     # -- what applies ----------------------------------------------------------------------------
