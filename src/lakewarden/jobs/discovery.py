@@ -231,8 +231,8 @@ def _answers(
     listed: Sequence[TableEntity] = list(tables)
     for number, told in concurrently(answer, listed, TOGETHER):
         if isinstance(told, Exception):
-            known = isinstance(told, LakewardenError)
-            words = access.hide(told.message if known else in_words(told))
+            said = told.message if isinstance(told, LakewardenError) else in_words(told)
+            words = access.hide(said)
             _LOG.warning("table %s could not be looked at: %s", number, words)
         else:
             found[number] = told
