@@ -7,9 +7,11 @@ from pathlib import Path
 
 import lance
 import pytest
+import sqlalchemy as sa
 
 from lakewarden.errors import StorageError
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
+from lakewarden.jobs.schema import TASK_CONFIG, WAREHOUSE
 from lakewarden.jobs.sources import LanceDirectory, OwnTables, open_source
 from lakewarden.jobs.tasks import EntityType, TaskStatus
 from lakewarden.jobs.warehouses import Access, WarehouseKind
@@ -198,6 +200,30 @@ def test_warehouse_that_cannot_be_read_does_not_hold_up_others(lab: Lab, tmp_pat
     assert table.marker is not None
 
 
+def test_trouble_of_any_kind_with_one_warehouse_is_its_own(
+    lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("a", "b", "c")
+    for name in names:
+        lance_table(tmp_path / name / "t.lance", 1)
+    config, access, fine = (lab.lance(tmp_path / name) for name in names)
+    config.configure(REMOVE_ORPHAN_FILES)
+    # What a later release might write.
+    with lab.database.writing() as connection:
+        connection.execute(sa.update(TASK_CONFIG).values(config=["of", "another", "form"]))
+        mine = sa.update(WAREHOUSE).where(WAREHOUSE.c.id == access.info.id)
+        connection.execute(mine.values(access={"keys": {"secret": "sk-7f3a91bc"}}))
+    lab.discovery.detect_all()
+    (table,) = lab.warehouses.tables(fine.info.id)
+    assert table.marker is not None
+    told = [one.getMessage() for one in caplog.records]
+    assert [one.split(" could ")[0] for one in told] == [
+        f"warehouse {config.info.name}",
+        f"warehouse {access.info.name}",
+    ]
+    assert "sk-7f3a91bc" not in caplog.text
+
+
 def test_what_was_given_to_reach_a_warehouse_is_in_no_log_and_no_report(
     lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,6 +254,44 @@ def test_damaged_table_keeps_no_other_from_being_found(lab: Lab, tmp_path: Path)
     found = lab.lance(tmp_path / "lake").tables()
     assert found.keys() == {"bad", "good"}
     assert found["good"].properties == {"lakewarden.optimize.enabled": "true"}
+
+
+def lance_table_that_panics(place: Path) -> None:
+    """Make a table whose newest manifest says that its indices are longer than it is itself."""
+    tables.appended(place, 2)
+    lance.dataset(str(place)).create_scalar_index("id", "BTREE")
+    newest = min((place / "_versions").glob("*.manifest"))
+    newest.write_bytes(newest.read_bytes()[:3] + b"\xff" + newest.read_bytes()[4:])
+
+
+def iceberg_table_that_nobody_foresaw(root: Path, name: str) -> None:
+    """Make a table whose metadata says null where others say nothing or a list."""
+    table = iceberg.create(iceberg.catalog(root), f"db.{name}")
+    found = iceberg.read_metadata(table, table.metadata_location)
+    iceberg.write_metadata(table, table.metadata_location, {**found, "snapshots": None})
+
+
+def test_trouble_of_any_kind_with_one_table_is_its_own(
+    lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    off = {"lakewarden.history.expire.enabled": "false"}
+    lance_table_that_panics(tmp_path / "lake" / "bad.lance")
+    lance_table(tmp_path / "lake" / "good.lance", 1)
+    lance.dataset(str(tmp_path / "lake" / "good.lance")).update_config(off)
+    iceberg_table_that_nobody_foresaw(tmp_path, "bad")
+    iceberg_table(tmp_path, "good", 1, **off)
+    warehouses = [lab.lance(tmp_path / "lake"), lab.iceberg(tmp_path)]
+    lab.discovery.detect_all()
+    for warehouse in warehouses:
+        warehouse.configure(EXPIRE_SNAPSHOTS)
+        seen = {one.name[-1]: one.marker for one in lab.warehouses.tables(warehouse.info.id)}
+        assert [marker is None for _, marker in sorted(seen.items())] == [True, False]
+        bad, good = warehouse.ask(EXPIRE_SNAPSHOTS, "bad", "good")
+        lab.run(EXPIRE_SNAPSHOTS)
+        assert warehouse.details(good).info.status is TaskStatus.SUCCESS
+        assert warehouse.details(bad).info.status is not TaskStatus.SUCCESS
+    assert caplog.text.count("could not be looked at: ") == 2
+    assert "TypeError: " in caplog.text
 
 
 @pytest.mark.parametrize("looked", [True, False])

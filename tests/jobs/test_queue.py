@@ -20,7 +20,7 @@ from lakewarden.jobs.queue import BACKOFF_FIRST_SECONDS, LOST, TaskQueue
 from lakewarden.jobs.queues import OPTIMIZE, QUEUES
 from lakewarden.jobs.refusals import RequestRefused, TaskAlreadyActive, TaskTakenOver
 from lakewarden.jobs.schema import TASK
-from lakewarden.jobs.tasks import Beat, Failure, Origin, Signal, TaskStatus
+from lakewarden.jobs.tasks import Beat, Failure, Origin, Scope, Signal, TaskStatus
 from lakewarden.testing.simulation import World
 from lakewarden.world import SystemChance, SystemClock
 from tests.jobs.small import EXPIRE, LAKE, ORPHANS, OTHER, active, logged, picked, wanted
@@ -55,6 +55,27 @@ def test_asking_for_a_task_that_is_there_tells_which(queue: TaskQueue, world: Wo
     assert error.value.task_id == made
     assert f"task-id={made}" in error.value.message
     assert (error.value.name, error.value.code) == ("TaskAlreadyActive", 409)
+
+
+def test_tasks_of_one_warehouse_are_picked_together_and_leave_the_others(
+    queue: TaskQueue, world: World
+) -> None:
+    now = world.now()
+    for number in range(1, 4):
+        minutes = timedelta(minutes=number)
+        queue.enqueue([wanted(now - minutes, number), wanted(now - minutes, number, scope=OTHER)])
+    oldest = wanted(now - timedelta(hours=1), 9, scope=OTHER)
+    queue.enqueue([oldest, wanted(now, scope=Scope())])
+
+    def warehouses(limit: int) -> list[UUID | None]:
+        claims = queue.pick(EXPIRE, limit=limit, one_warehouse=True)
+        return [one.scope.warehouse_id for one in claims]
+
+    assert warehouses(3) == [OTHER.warehouse_id] * 3
+    assert warehouses(500) == [LAKE.warehouse_id] * 3
+    assert warehouses(500) == [OTHER.warehouse_id]
+    assert warehouses(500) == [None]
+    assert warehouses(500) == []
 
 
 def test_a_slot_is_free_again_when_its_task_has_ended(queue: TaskQueue, world: World) -> None:

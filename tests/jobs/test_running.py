@@ -90,6 +90,22 @@ def test_orphans_are_looked_for_again_at_the_rate_that_was_seen(lab: Lab, tmp_pa
     assert waits["idle"] == pytest.approx(7_776_000, abs=120)
 
 
+def test_what_failed_attempts_deleted_counts_for_the_next_run(lab: Lab, tmp_path: Path) -> None:
+    lance_table(tmp_path / "lake" / "t.lance", 2)
+    warehouse = lab.lance(tmp_path / "lake")
+    warehouse.configure(REMOVE_ORPHAN_FILES)
+    (task,) = warehouse.ask(REMOVE_ORPHAN_FILES)
+    (claim,) = lab.queue.pick(REMOVE_ORPHAN_FILES)
+    # It has deleted all that there was, and was stopped then.
+    lab.queue.fail(claim, "stopped", Failure.STOPPED, result={"deleted_bytes": 1 << 40})
+    warehouse.control(Action.RUN_NOW, task)
+    lab.run(REMOVE_ORPHAN_FILES)
+    result = warehouse.result(task)
+    assert result["deleted_bytes"] == 0
+    seconds = (1 << 40) / result["rate_bytes_per_second"]
+    assert 0 < seconds < 600
+
+
 def test_snapshots_of_many_iceberg_tables_expire_in_one_run(
     lab: Lab, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -113,6 +129,35 @@ def test_snapshots_of_many_iceberg_tables_expire_in_one_run(
         iceberg_oracle.assert_intact(table, prints)
         left = {path for path in iceberg_oracle.leftovers(then, table) if Path(path).exists()}
         assert left == set()
+
+
+def stop_at(lab: Lab, stage: str) -> None:
+    """Let somebody ask tasks to stop when they say that they are at this stage."""
+    trigger = (
+        "CREATE TRIGGER stops AFTER UPDATE ON task WHEN NEW.status = 'RUNNING' "
+        f"""AND NEW.execution_details LIKE '%"{stage}"%' """
+        "BEGIN UPDATE task SET status = 'STOPPING' WHERE task_id = NEW.task_id; END"
+    )
+    with lab.database.writing() as connection:
+        connection.exec_driver_sql(trigger)
+
+
+def test_no_snapshot_expires_for_a_task_that_was_stopped_before_its_commit(
+    lab: Lab, tmp_path: Path
+) -> None:
+    table = iceberg_table(tmp_path, "t", 4)
+    before, prints = table.metadata_location, iceberg_oracle.fingerprints(table)
+    warehouse = lab.iceberg(tmp_path)
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    (task,) = warehouse.ask(EXPIRE_SNAPSHOTS)
+    # The plan is made by then, and looked at again.
+    stop_at(lab, "commit")
+    lab.run(EXPIRE_SNAPSHOTS)
+    (attempt,) = warehouse.attempts(task)
+    assert (attempt.failure, attempt.message) == (Failure.STOPPED, "stopped on request")
+    table.refresh()
+    assert table.metadata_location == before
+    iceberg_oracle.assert_intact(table, prints)
 
 
 def test_versions_of_lance_tables_expire_each_by_its_own_settings(lab: Lab, tmp_path: Path) -> None:
@@ -277,6 +322,18 @@ def test_dry_run_says_what_would_go_and_deletes_nothing(lab: Lab, tmp_path: Path
     assert [path.exists() for path in left["b"]] == [True] * 3
     for table in made.values():
         iceberg_oracle.assert_intact(table)
+
+
+def test_dry_run_that_was_stopped_says_so(lab: Lab, tmp_path: Path) -> None:
+    iceberg_orphans(iceberg_table(tmp_path, "t", 1))
+    warehouse = lab.iceberg(tmp_path)
+    warehouse.configure(REMOVE_ORPHAN_FILES, dry_run=True)
+    (task,) = warehouse.ask(REMOVE_ORPHAN_FILES)
+    # Whatever it is that was done last.
+    stop_at(lab, "stage")
+    lab.run(REMOVE_ORPHAN_FILES)
+    (attempt,) = warehouse.attempts(task)
+    assert (attempt.failure, attempt.message) == (Failure.STOPPED, "stopped on request")
 
 
 def test_tables_that_are_excluded_end_as_done_with_the_reason(lab: Lab, tmp_path: Path) -> None:

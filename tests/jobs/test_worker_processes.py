@@ -154,6 +154,26 @@ def test_worker_that_was_frozen_past_its_heartbeat_deletes_nothing_more(
 
 
 @pytest.mark.nightly
+def test_worker_whose_java_was_killed_ends_and_fails_no_task(
+    lab: Lab, table: Path, task: tuple[Registered, UUID], tmp_path: Path
+) -> None:
+    with worker(lab, tmp_path / "worker.log", rate=RATE) as process:
+        wait_in_the_middle(table)
+        java = [
+            one
+            for one in family(process.pid)
+            if Path(f"/proc/{one}/comm").read_text().strip() == "java"
+        ]
+        assert java
+        signal_all(java, signal.SIGKILL)
+        assert process.wait(60) == 1
+    assert left(table) > 0
+    assert ends(lab, task[1]) == [("FAILED", Failure.STOPPED, False)]
+    assert "start the worker again" in (tmp_path / "worker.log").read_text()
+    assert_table_is_fine(table)
+
+
+@pytest.mark.nightly
 def test_task_of_a_worker_that_was_killed_ends_once_and_nothing_is_lost(
     lab: Lab, table: Path, task: tuple[Registered, UUID], tmp_path: Path
 ) -> None:

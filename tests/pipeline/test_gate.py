@@ -35,11 +35,14 @@ class Leases:
     most: int = 10_000
     asked: int = 0
     told: dict[str, int] = field(default_factory=dict)
+    #: It stays open for these.
+    always: Collection[str] = ()
 
     def passing(self, found: Collection[str]) -> Passage:
         self.asked += 1
         until = SystemClock().now() + timedelta(seconds=self.seconds)
-        return Passage(found if self.asked <= self.most else (), until)
+        open_for = found if self.asked <= self.most else self.always
+        return Passage([one for one in found if one in open_for], until)
 
     def gone(self, files: Mapping[str, int]) -> None:
         for key, number in files.items():
@@ -128,18 +131,33 @@ def test_gate_that_closes_at_any_question_loses_nothing(
 
 def test_closed_gate_lets_no_commit_pass(spark: SparkSession, tmp_path: Path) -> None:
     catalog = iceberg.catalog(tmp_path)
-    table = iceberg.create(catalog)
-    iceberg.grow(table, 4)
-    iceberg.backdate(table, 30)
-    before = table.metadata_location
+    goes, stays = (iceberg.create(catalog, name) for name in ("db.goes", "db.stays"))
+    for table in (goes, stays):
+        iceberg.grow(table, 4)
+        iceberg.backdate(table, 30)
+    before, files = stays.metadata_location, iceberg_oracle.on_disk(stays.location())
+    prints = iceberg_oracle.fingerprints(stays)
     plan = lakewarden.plan_cleanup(
-        spark, "iceberg://lake/db.t", keep=1, older_than="1d", catalog={"lake": catalog}
+        spark, "iceberg://lake/db", keep=1, older_than="1d", catalog={"lake": catalog}
     )
     lake = fleet.open_lake({}, {"lake": catalog})
     where = Reading(spark, Opener({}), SystemClock(), 2, lake=lake)
-    receipt = removal.execute(plan, where, gate=Leases(60.0, most=0))
-    assert [one.error_kind for one in receipt.tables] == [ErrorKind.STOPPED.value]
-    table.refresh()
-    assert table.metadata_location == before
-    iceberg_oracle.assert_intact(table)
-    assert len(table.metadata.snapshots) == 4
+    stopped = ErrorKind.STOPPED.value
+    gates: list[tuple[Leases, str | None]] = [
+        # Closed at once; open, with answers that are over; open at first, then for the other only.
+        (Leases(60.0, most=0), stopped),
+        (Leases(-1.0), stopped),
+        (Leases(60.0, most=1, always=["iceberg://lake/db.goes"]), None),
+    ]
+    for gate, other in gates:
+        receipt = removal.execute(plan, where, gate=gate)
+        stays.refresh()
+        assert stays.metadata_location == before
+        assert iceberg_oracle.on_disk(stays.location()) == files
+        kinds = {one.table_key: one.error_kind for one in receipt.tables}
+        assert kinds == {"iceberg://lake/db.stays": stopped, "iceberg://lake/db.goes": other}
+    assert len(stays.metadata.snapshots) == 4
+    iceberg_oracle.assert_intact(stays, prints)
+    goes.refresh()
+    assert len(goes.metadata.snapshots) == 1
+    iceberg_oracle.assert_intact(goes)

@@ -93,6 +93,8 @@ ExcludeOpt = Annotated[
         help="Leave tables alone whose URI or name matches; repeatable.",
     ),
 ]
+#: Where the address of the service's database is looked for, in this order.
+DATABASE_VARIABLES = ["LAKEWARDEN__DATABASE_URL", "DATABASE_URL"]
 MasterOpt = Annotated[
     str | None, typer.Option("--master", metavar="URL", help="Run on this Spark cluster.")
 ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakewarden.cli import output
-from lakewarden.cli.options import JsonOpt
+from lakewarden.cli.options import DATABASE_VARIABLES, JsonOpt
 from lakewarden.errors import ErrorKind, Refused, UsageError
 from lakewarden.model import parse_duration
 
@@ -55,7 +55,7 @@ ServiceDatabaseOpt = Annotated[
     typer.Option(
         "--database-url",
         metavar="URL",
-        envvar=["LAKEWARDEN__DATABASE_URL", "DATABASE_URL"],
+        envvar=DATABASE_VARIABLES,
         show_envvar=False,
         help="PostgreSQL or SQLite, postgresql://…; also DATABASE_URL. Without: SQLite in the data "
         "directory.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from threading import Event
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lakewarden.cli import output
-from lakewarden.cli.options import ConfOpt, MasterOpt, RemoteOpt, read_engine
+from lakewarden.cli.options import DATABASE_VARIABLES, ConfOpt, MasterOpt, RemoteOpt, read_engine
 from lakewarden.errors import ErrorKind, UsageError
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from lakewarden.cli.session import Engine as Session
     from lakewarden.jobs.running import Engine
 
-DATABASE_URL = "DATABASE_URL"
-
 
 def worker(
     database_url: Annotated[
@@ -29,9 +26,10 @@ def worker(
         typer.Option(
             "--database-url",
             metavar="URL",
-            envvar=DATABASE_URL,
-            show_envvar=True,
-            help="The service's database: postgresql://user@host/name, sqlite:////path.",
+            envvar=DATABASE_VARIABLES,
+            show_envvar=False,
+            help="The service's database: postgresql://user@host/name, sqlite:////path; also "
+            "DATABASE_URL.",
         ),
     ] = None,
     master: MasterOpt = None,
@@ -51,16 +49,17 @@ def worker(
       LAKEWARDEN__TASK_OPTIMIZE_WORKERS=0 lakewarden worker --master spark://spark:7077
     """
     from lakewarden.jobs.worker import WorkerSettings, run_workers
+    from lakewarden.service.logs import log_to_stderr
 
     if not database_url:
         raise UsageError(
             ErrorKind.USAGE,
-            f"no database is named; pass --database-url, or set {DATABASE_URL}",
+            f"no database is named; pass --database-url, or set {' or '.join(DATABASE_VARIABLES)}",
         )
     settings = WorkerSettings.of(
         os.environ, database_url, engine_of(read_engine(master, remote, conf))
     )
-    log_to_stderr()
+    log_to_stderr("info")
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -82,16 +81,6 @@ def engine_of(session: Session) -> Callable[[], Engine]:
         return Engine(spark, tasks_for(spark, session))
 
     return start
-
-
-def log_to_stderr() -> None:
-    """Let what happens be read; of libraries only what is a warning."""
-    from lakewarden.service.logs import lasting_stderr
-
-    logging.basicConfig(
-        format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=lasting_stderr()
-    )
-    logging.getLogger("lakewarden").setLevel(logging.INFO)
 
 
 def register(main: typer.Typer) -> None:

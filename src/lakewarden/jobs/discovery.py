@@ -27,6 +27,7 @@ from lakewarden.errors import (
 )
 from lakewarden.jobs.commits import Change, Commits, Outcome
 from lakewarden.jobs.refusals import RequestRefused
+from lakewarden.jobs.reporting import in_words
 from lakewarden.jobs.sources import Place, Source, open_source
 from lakewarden.jobs.tasks import Scope
 from lakewarden.jobs.warehouses import (
@@ -108,6 +109,10 @@ class Discovery:
     def detect(self, warehouse_id: UUID) -> list[Outcome]:
         """Find tables that are new or gone, and those with new commits; queue what is worthwhile."""
         info, access = self.warehouses.get(warehouse_id), self.warehouses.access(warehouse_id)
+        with _foreseen(access):
+            return self._detect(info, access)
+
+    def _detect(self, info: WarehouseInfo, access: Access) -> list[Outcome]:
         with _readable(access):
             source = open_source(info, access)
             found = _found(source)
@@ -142,6 +147,10 @@ class Discovery:
                 self.detect(info.id)
             except LakewardenError as error:
                 _LOG.warning("warehouse %s could not be looked at: %s", info.name, error.message)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the others are looked at
+                # What is needed to reach it is not known, so its words may hold that.
+                what = type(error).__name__
+                _LOG.error("warehouse %s could not be looked up (%s)", info.name, what)
 
     def _listed(self, info: WarehouseInfo, found: Sequence[FoundTable]) -> list[TableEntity]:
         # A listing does not show properties; what was seen of them before still counts.
@@ -163,8 +172,23 @@ def _readable(access: Access) -> Iterator[None]:
             f"the warehouse cannot be read: {access.hide(error.message)}",
         ) from None
     except Exception as error:  # noqa: BLE001  # a defect, but its words may hold what was given
-        said = access.hide(" ".join(f"{type(error).__name__}: {error}".split()))
-        raise LakewardenError(ErrorKind.CATALOG, f"looking for tables failed: {said}") from None
+        raise _defect(error, access) from None
+
+
+@contextmanager
+def _foreseen(access: Access) -> Iterator[None]:
+    """Say what nobody foresaw as one of our own errors, without what was given to reach a warehouse."""
+    try:
+        yield
+    except LakewardenError:
+        raise
+    except Exception as error:  # noqa: BLE001  # a defect, but its words may hold what was given
+        raise _defect(error, access) from None
+
+
+def _defect(error: Exception, access: Access) -> LakewardenError:
+    said = access.hide(in_words(error))
+    return LakewardenError(ErrorKind.CATALOG, f"looking for tables failed: {said}")
 
 
 def _found(source: Source) -> list[FoundTable]:
@@ -197,17 +221,18 @@ def _answers(
 ) -> Mapping[UUID, Answer]:
     """Ask about tables at the same time; what goes wrong with one is logged, the others go on."""
 
-    def answer(table: TableEntity) -> tuple[UUID, Answer | LakewardenError]:
+    def answer(table: TableEntity) -> tuple[UUID, Answer | Exception]:
         try:
             return table.id, ask(table)
-        except LakewardenError as error:
+        except Exception as error:  # noqa: BLE001  # logged below, and no other table's
             return table.id, error
 
     found: dict[UUID, Answer] = {}
     listed: Sequence[TableEntity] = list(tables)
     for number, told in concurrently(answer, listed, TOGETHER):
-        if isinstance(told, LakewardenError):
-            words = access.hide(told.message)
+        if isinstance(told, Exception):
+            said = told.message if isinstance(told, LakewardenError) else in_words(told)
+            words = access.hide(said)
             _LOG.warning("table %s could not be looked at: %s", number, words)
         else:
             found[number] = told

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from threading import Event, Lock, Thread
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -30,6 +30,8 @@ _BEATS = 4
 #: A database that is away is asked again so often, for so long.
 _PAUSE_SECONDS = 2.0
 _PATIENCE_SECONDS = 900.0
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,6 @@ class _Task:
     progress: float | None = None
     details: Mapping[str, Any] | None = None
     end: End | None = None
-    #: Takes out of a text what nobody may read.
-    hide: Callable[[str], str] = str
 
 
 @dataclass
@@ -60,6 +60,8 @@ class Holding:
     #: Set when the whole worker is to end.
     stop: Event
     _tasks: dict[UUID, _Task] = field(default_factory=dict)
+    #: What takes out of a text what nobody may read, also of tasks that are reported.
+    _hiding: dict[UUID, Callable[[str], str]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
     _over: Event = field(default_factory=Event)
     _thread: Thread | None = None
@@ -86,9 +88,7 @@ class Holding:
 
     def hide(self, claims: Sequence[Claim], hide: Callable[[str], str]) -> None:
         """Let nothing be reported about these tasks but what is left by `hide`."""
-        for claim in claims:
-            if claim.task_id in self._tasks:
-                self._tasks[claim.task_id].hide = hide
+        self._hiding |= {claim.task_id: hide for claim in claims}
 
     def limit(self, claim: Claim, seconds: float) -> None:
         """Let an attempt take so long from now on."""
@@ -117,12 +117,21 @@ class Holding:
         does not answer is waited for, and nothing is deleted meanwhile.
         """
         asked = self.clock.now()
-        self._patiently(self._beat)
+        self.patiently(self._beat)
         self._look_at_limits()
         going = [one for one in claims if self.ended(one) is None]
         shortest = min((one.heartbeat_seconds for one in going), default=0)
         until = asked + timedelta(seconds=shortest / 2)
         return frozenset(one.task_id for one in going), until
+
+    def going(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Return which of these tasks go on; of those that do not, it is reported why."""
+        passing, _ = self.check(claims)
+        for claim in claims:
+            end = self.ended(claim)
+            if claim.task_id not in passing and end is not None:
+                self.end_of(claim, end)
+        return [claim for claim in claims if claim.task_id in passing]
 
     def _look_at_limits(self) -> None:
         now = self.clock.elapsed()
@@ -160,7 +169,8 @@ class Holding:
                     case _:
                         pass
 
-    def _patiently(self, work: Callable[[], None]) -> None:
+    def patiently(self, work: Callable[[], Answer]) -> Answer:
+        """Ask a database that is away again, for a while."""
         give_up = self.clock.elapsed() + _PATIENCE_SECONDS
         while True:
             try:
@@ -207,15 +217,18 @@ class Holding:
         words, told = self._hidden(claim, message, result)
         self.report(claim, lambda: _ignored(self.queue.fail(claim, words, failure, result=told)))
 
+    def hidden(self, claim: Claim, text: str) -> str:
+        """Return a text without what nobody may read of this task's warehouse."""
+        return self._hiding.get(claim.task_id, str)(text)
+
     def _hidden(
         self, claim: Claim, message: str, result: Mapping[str, Any] | None
     ) -> tuple[str, Mapping[str, Any] | None]:
-        task = self._tasks.get(claim.task_id)
-        if task is None:
-            return message, result
-        hide = task.hide
-        told = {k: hide(v) if isinstance(v, str) else v for k, v in (result or {}).items()}
-        return hide(message), None if result is None else told
+        told = {
+            name: self.hidden(claim, value) if isinstance(value, str) else value
+            for name, value in (result or {}).items()
+        }
+        return self.hidden(claim, message), None if result is None else told
 
     def end_of(self, claim: Claim, end: End, result: Mapping[str, Any] | None = None) -> None:
         """Report why no more was done for a task, if that is to be reported."""
@@ -232,7 +245,7 @@ class Holding:
             return
         try:
             if not _is_gone(task):
-                self._patiently(report)
+                self.patiently(report)
         except TaskTakenOver as error:
             _LOG.info("%s", error.message)
         finally:

@@ -128,15 +128,22 @@ class TaskQueue:
 
     # -- out of the queue ------------------------------------------------------------------------
 
-    def pick(self, queue: str, *, limit: int = 1) -> list[Claim]:
+    def pick(self, queue: str, *, limit: int = 1, one_warehouse: bool = False) -> list[Claim]:
         """Take up to `limit` tasks that are due, or whose worker is lost, oldest first.
 
-        Several are for one pipeline run; each is its own attempt and ends by itself.
+        Several are for one pipeline run; each is its own attempt and ends by itself.  Those of
+        `one_warehouse`, that of the oldest, leave the others to whoever is free.
         """
         kind = queue_kind(queue)
         with self.database.writing() as connection:
             now = self.database.moment(connection)
-            found = connection.execute(_due(kind, now, limit)).all()
+            due = _due(kind, now)
+            if one_warehouse:
+                first = connection.execute(due.limit(1)).one_or_none()
+                if first is None:
+                    return []
+                due = due.where(TASK.c.warehouse_id == first.warehouse_id)
+            found = connection.execute(due.limit(limit)).all()
             rows = [row for row in found if not self._is_over(connection, row, kind, now)]
             if not rows:
                 return []
@@ -295,7 +302,7 @@ def _held_by(claim: Claim) -> sa.ColumnElement[bool]:
     )
 
 
-def _due(kind: QueueKind, now: datetime, limit: int) -> sa.Select[Any]:
+def _due(kind: QueueKind, now: datetime) -> sa.Select[Any]:
     patience = sa.func.coalesce(
         TASK_CONFIG.c.max_seconds_since_last_heartbeat, kind.heartbeat_seconds
     )
@@ -312,7 +319,6 @@ def _due(kind: QueueKind, now: datetime, limit: int) -> sa.Select[Any]:
             sa.or_(TASK.c.status == TaskStatus.SCHEDULED, TASK.c.stale_at <= now),
         )
         .order_by(TASK.c.scheduled_for, TASK.c.task_id)
-        .limit(limit)
         .with_for_update(of=TASK, skip_locked=True)
     )
 

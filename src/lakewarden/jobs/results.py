@@ -43,6 +43,16 @@ _PERMANENT = frozenset(
     }
 )
 
+#: What something looks like that vanishes while somebody reads it.
+_DAMAGE = frozenset(
+    {
+        ErrorKind.CORRUPT_MANIFEST,
+        ErrorKind.DAMAGED_REF,
+        ErrorKind.DAMAGED_VERSION,
+        ErrorKind.HISTORY_GAP,
+    }
+)
+
 #: Of why versions stay, a message says so much.
 _REASONS_SHOWN = 5
 _MILLISECOND = timedelta(milliseconds=1)
@@ -51,6 +61,11 @@ _MILLISECOND = timedelta(milliseconds=1)
 def failure_of(kind: ErrorKind | str | None) -> Failure:
     """Tell errors that may pass from those that stay."""
     return Failure.PERMANENT if kind in _PERMANENT else Failure.TRANSIENT
+
+
+def is_damage(kind: ErrorKind | str | None) -> bool:
+    """Tell whether something that must be there was not, or could not be read."""
+    return kind in _DAMAGE
 
 
 def failure_in(error: LakewardenError) -> Failure:

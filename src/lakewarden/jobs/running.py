@@ -7,7 +7,6 @@ progress and result, and trouble with one table is that task's alone.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,8 +26,10 @@ from lakewarden.jobs.planning import Done, Planned, optimizing, plan_expiry, pla
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
 from lakewarden.jobs.refusals import RequestRefused
+from lakewarden.jobs.reporting import Reporting, failure_at_table, unforeseen
+from lakewarden.jobs.schema import TASK_LOG
 from lakewarden.jobs.sources import IcebergCatalog, Look, OwnTables, Source, open_source
-from lakewarden.jobs.tasks import Claim, Failure, Origin
+from lakewarden.jobs.tasks import Claim, Failure, Origin, TaskStatus
 from lakewarden.jobs.warehouses import TableEntity, Warehouses
 from lakewarden.maintenance.deleting import Passage
 from lakewarden.maintenance.optimize import Row
@@ -38,7 +39,6 @@ from lakewarden.maintenance.survey import Reading
 from lakewarden.pipeline.frames import concurrently
 from lakewarden.warehouse.warehouse import MANIFEST
 
-_LOG = logging.getLogger("lakewarden.jobs")
 #: Files that go between two questions whether this worker may go on.
 BATCH_FILES = 10_000
 #: Times that a table is planned which others change all the time.
@@ -112,6 +112,11 @@ class Group:
     def settings(self) -> Settings:
         return self.hands[0].settings
 
+    def going(self, holding: Holding) -> Group:
+        """Return the group without tasks that have ended meanwhile."""
+        going = {one.task_id for one in holding.going([hand.claim for hand in self.hands])}
+        return replace(self, hands=[hand for hand in self.hands if hand.claim.task_id in going])
+
 
 @dataclass
 class Doorkeeper:
@@ -158,6 +163,8 @@ class Runner:
     engine: Callable[[], Engine]
     #: Set when the process is to end.
     stop: Event
+    #: Tells whether the session is gone, and sees to it that the process ends if so.
+    is_lost: Callable[[], bool] = lambda: False
 
     def run(self, claims: Sequence[Claim]) -> None:
         """Run tasks of one queue, and report each of them."""
@@ -182,11 +189,23 @@ class Runner:
     def _run_warehouse(
         self, holding: Holding, number: UUID | None, claims: Sequence[Claim]
     ) -> None:
-        with _Reporting(holding, claims):
+        with Reporting(holding, claims, self.is_lost):
             assert number is not None
-            access = self.warehouses.access(number)
+            claims = holding.going(claims)
+            if not claims:
+                return
+            try:
+                info, access = self.warehouses.get(number), self.warehouses.access(number)
+            except RequestRefused as error:
+                if error.kind is not ErrorKind.NOT_FOUND:
+                    raise
+                # Whoever asked for its tasks was faster than whoever deleted it, by a little.
+                for claim in claims:
+                    told = results.skipped(error.message)
+                    holding.succeed(claim, "the warehouse is gone", told)
+                return
             holding.hide(claims, access.hide)
-            source = open_source(self.warehouses.get(number), access)
+            source = open_source(info, access)
             hands = [
                 hand
                 for hand in concurrently(
@@ -195,7 +214,8 @@ class Runner:
                 if hand is not None
             ]
             for group in _groups(source, hands):
-                with _Reporting(holding, [hand.claim for hand in group.hands]):
+                mine = [hand.claim for hand in group.hands]
+                with Reporting(holding, mine, self.is_lost):
                     self._run_group(holding, group)
 
     # -- what applies ----------------------------------------------------------------------------
@@ -215,6 +235,9 @@ class Runner:
             return None
         except LakewardenError as error:
             holding.fail(claim, error.message, results.failure_in(error))
+            return None
+        except Exception as error:  # noqa: BLE001  # whatever it is, the other tables are fine
+            holding.fail(claim, unforeseen(holding, claim, error), Failure.TRANSIENT)
             return None
         if isinstance(found, RequestRefused):
             told = results.skipped(f"{found.name}: {found.message}")
@@ -254,6 +277,9 @@ class Runner:
         for hand in group.hands:
             if not isinstance(hand.settings, ExpireSettings):
                 holding.limit(hand.claim, hand.settings.max_run_time_seconds)
+        group = group.going(holding)
+        if not group.hands:
+            return
         if isinstance(group.settings, OptimizeSettings):
             self._optimize(holding, group, group.settings)
         else:
@@ -282,6 +308,10 @@ class Runner:
                 if isinstance(hand.settings, ExpireSettings)
             }
             planned = plan_expiry(group.source, tables, expiring, reading)
+        # Planning takes its time, and where nothing is to go nobody asks later.
+        group = group.going(holding)
+        if not group.hands:
+            return
         hands = {planned.keys[hand.table.id]: hand for hand in group.hands}
         few = {key for key, hand in hands.items() if _is_few(planned.rows[key], hand)}
         for hand in group.hands:
@@ -327,30 +357,20 @@ class Runner:
             if key in few:
                 fine[key] = hand
             elif row.error is not None:
-                holding.fail(claim, row.error, self._failure(claim, row.error_kind), result)
+                failure = failure_at_table(self.queue, claim, row.error_kind)
+                holding.fail(claim, row.error, failure, result)
             elif receipt is not None and receipt.error_kind == ErrorKind.STOPPED.value:
                 end = holding.ended(claim) or End("it was stopped", Failure.STOPPED)
                 holding.end_of(claim, end, result)
             elif receipt is not None and receipt.outdated:
                 again.append(hand)
             elif receipt is not None and receipt.error is not None:
-                failure = self._failure(claim, receipt.error_kind)
+                failure = failure_at_table(self.queue, claim, receipt.error_kind)
                 holding.fail(claim, receipt.error, failure, result)
             else:
                 fine[key] = hand
         self._succeed(holding, planned, fine, done, few)
         return again
-
-    def _failure(self, claim: Claim, kind: str | None) -> Failure:
-        """Tell failures that stay from those that may pass.
-
-        Expiry takes a version's files before the version itself, so whoever looks at the table in between,
-        or after it was killed, sees what looks like damage.
-        """
-        failure = results.failure_of(kind)
-        if failure is Failure.PERMANENT and self.queue.had_company(claim):
-            return Failure.TRANSIENT
-        return failure
 
     def _succeed(
         self,
@@ -373,15 +393,16 @@ class Runner:
         )
         idle = [key for key in expiring if key in few or _is_idle(planned.rows[key])]
         kept = planned.kept_because(idle)
+        orphans = [h.claim for h in fine.values() if isinstance(h.settings, OrphanSettings)]
+        before = holding.patiently(partial(self._deleted_before, orphans))
         for key, hand in fine.items():
             row, receipt = planned.rows[key], done.get(key)
             result = _result(hand, row, receipt)
             why = results.kept(kept.get(key, {}))
             if isinstance(hand.settings, OrphanSettings):
                 message = results.orphans_message(result)
-                after = successors.after_orphans(
-                    hand.claim, hand.table, hand.settings, result["deleted_bytes"], now
-                )
+                gone = before.get(hand.table.id, 0) + result["deleted_bytes"]
+                after = successors.after_orphans(hand.claim, hand.table, hand.settings, gone, now)
             else:
                 message, after = results.expiry_message(result), following[key]
             if key in few:
@@ -400,6 +421,23 @@ class Runner:
             holding.succeed(
                 hand.claim, message, result, rate=after.decision.rate, successor=after.task
             )
+
+    def _deleted_before(self, claims: Sequence[Claim]) -> dict[UUID, int]:
+        """Return the bytes that attempts that failed have deleted since each table's last good run."""
+        since = {claim.entity.id: claim.previous_run_at for claim in claims}
+        gone: dict[UUID, int] = {}
+        if not claims:
+            return gone
+        failed = sa.select(TASK_LOG.c.entity_id, TASK_LOG.c.ended_at, TASK_LOG.c.result).where(
+            TASK_LOG.c.warehouse_id == claims[0].scope.warehouse_id,
+            TASK_LOG.c.queue_name == claims[0].queue,
+            TASK_LOG.c.status == TaskStatus.FAILED,
+        )
+        with self.queue.database.reading() as connection:
+            for number, ended, result in connection.execute(failed):
+                if number in since and (since[number] is None or ended > since[number]):
+                    gone[number] = gone.get(number, 0) + (result or {}).get("deleted_bytes", 0)
+        return gone
 
     def _optimize(self, holding: Holding, group: Group, settings: OptimizeSettings) -> None:
         """Optimize all tables of a group, some at a time; those whose task has ended are left."""
@@ -430,36 +468,6 @@ class Runner:
         after = successors.after_optimize(hand.claim, hand.table, settings, row, now)
         result |= results.scheduled(after.decision, after.at)
         holding.succeed(hand.claim, results.optimize_message(row), result, successor=after.task)
-
-
-class _Reporting:
-    """Reports what goes wrong inside as the failure of all tasks that nothing was reported about."""
-
-    def __init__(self, holding: Holding, claims: Sequence[Claim]) -> None:
-        self._holding = holding
-        self._claims = claims
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        if isinstance(error, LakewardenError):
-            words, failure = error.message, results.failure_in(error)
-        else:
-            # Spark's own errors, and mistakes of ours: the log has the whole of it.
-            _LOG.error("a batch of tasks failed", exc_info=error)
-            line = (str(error).strip() or type(error).__name__).partition("\n")[0][:300]
-            words = f"the run failed ({type(error).__name__}: {line}); see the worker's log"
-            failure = Failure.TRANSIENT
-        if self._holding.stop.is_set():
-            words, failure = f"the worker is shutting down ({words})", Failure.STOPPED
-        held = {claim.task_id for claim in self._holding.left()}
-        for claim in self._claims:
-            if claim.task_id in held:
-                self._holding.fail(claim, words, failure)
-        return True
 
 
 def _groups(source: Source, hands: Sequence[InHand]) -> Iterator[Group]:

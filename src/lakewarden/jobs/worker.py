@@ -1,8 +1,8 @@
 """Worker processes: loops that pick tasks of one queue each, and one that watches for changes.
 
-Tasks that are due at the same time are picked together and share pipeline runs.  All loops of a process
+Tasks of one warehouse that are due at the same time are picked together and share pipeline runs.  All loops of a process
 use one Spark session, which is started when the first batch needs it and kept warm.  A loop that dies is
-started again; a database that is away is waited for.
+started again; a database that is away is waited for.  If Spark itself is gone, the process ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from threading import Event, Lock, Thread
 from typing import TypeVar
 
-from lakewarden.errors import ErrorKind, StorageError, UsageError
+from lakewarden.errors import ErrorKind, LakewardenError, StorageError, UsageError
 from lakewarden.jobs.commits import Commits
 from lakewarden.jobs.database import open_database
 from lakewarden.jobs.discovery import Discovery
@@ -30,6 +30,7 @@ from lakewarden.jobs.queues import (
 )
 from lakewarden.jobs.running import Engine, Runner
 from lakewarden.jobs.warehouses import Warehouses
+from lakewarden.pipeline.frames import answers
 from lakewarden.world import SystemChance
 
 _LOG = logging.getLogger("lakewarden.jobs")
@@ -123,14 +124,18 @@ def _unreadable(name: str, text: str, wanted: str) -> UsageError:
 
 
 def run_workers(settings: WorkerSettings, stop: Event) -> None:
-    """Work until `stop` is set; what runs then ends at the next place where it can, and is requeued."""
+    """Work until `stop` is set; what runs then ends at the next place where it can, and is requeued.
+
+    Raises if Spark is gone.
+    """
     opened = _patiently(lambda: open_database(settings.database_url), stop)
     if opened is None:
         return
     with closing(opened) as database:
         chance = SystemChance()
         queue, warehouses = TaskQueue(database, chance), Warehouses(database, chance)
-        runner = Runner(queue, warehouses, _once(settings), stop)
+        spark = _Spark(settings, stop)
+        runner = Runner(queue, warehouses, spark, stop, spark.is_lost)
         loops: dict[str, Callable[[], None]] = {}
         for name, number in settings.workers.items():
             for step in range(number):
@@ -141,6 +146,12 @@ def run_workers(settings: WorkerSettings, stop: Event) -> None:
             discovery = Discovery(warehouses, Commits(queue))
             loops["detect"] = _Watch(discovery, settings.detect_seconds, stop)
         supervise(loops, stop)
+    if spark.lost:
+        raise LakewardenError(
+            ErrorKind.SPARK,
+            "Spark has ended and cannot be started again in this process; tasks that ran are tried "
+            "again by others: start the worker again, with more memory if the machine had run out of it",
+        )
 
 
 def _patiently(work: Callable[[], Answer], stop: Event) -> Answer | None:
@@ -182,17 +193,35 @@ def _guarded(loop: Callable[[], None], name: str) -> Callable[[], None]:
     return run
 
 
-def _once(settings: WorkerSettings) -> Callable[[], Engine]:
-    """Return what starts Spark for the first that needs it, and gives it to all others."""
-    lock, started = Lock(), list[Engine]()
+@dataclass
+class _Spark:
+    """Spark, started for the first that needs it, and given to all others.
 
-    def engine() -> Engine:
-        with lock:
-            if not started:
-                started.append(replace(settings.engine(), rate_limit=settings.rate_limit))
-            return started[0]
+    A session whose JVM or server is gone does not come back, and whoever goes on picking tasks without it
+    fails them all: the process ends, for whoever looks after it to start another.
+    """
 
-    return engine
+    settings: WorkerSettings
+    stop: Event
+    lost: bool = False
+    _started: Engine | None = None
+    _lock: Lock = field(default_factory=Lock)
+
+    def __call__(self) -> Engine:
+        with self._lock:
+            if self._started is None:
+                limit = self.settings.rate_limit
+                self._started = replace(self.settings.engine(), rate_limit=limit)
+            return self._started
+
+    def is_lost(self) -> bool:
+        """Tell whether it was started and does not answer any more."""
+        with self._lock:
+            if not self.lost and self._started is not None and not answers(self._started.spark):
+                _LOG.error("Spark does not answer any more; this worker ends")
+                self.lost = True
+                self.stop.set()
+            return self.lost
 
 
 @dataclass(frozen=True)
@@ -208,7 +237,7 @@ class _Loop:
     def __call__(self) -> None:
         while not self.stop.is_set():
             try:
-                claims = self.queue.pick(self.name, limit=BATCH)
+                claims = self.queue.pick(self.name, limit=BATCH, one_warehouse=True)
             except StorageError as error:
                 _LOG.warning("no task could be picked: %s", error.message)
                 self.stop.wait(_PAUSE_SECONDS)
@@ -235,4 +264,6 @@ class _Watch:
                 self.discovery.detect_all()
             except StorageError as error:
                 _LOG.warning("tables could not be looked for: %s", error.message)
+            except Exception:  # noqa: BLE001  # started anew it would not wait for the next look
+                _LOG.exception("tables could not be looked for")
             self.stop.wait(self.seconds)

@@ -4,6 +4,8 @@ A table that has changed since it was planned is not lost to this run: if its ne
 nothing of what is about to go, the plan holds, and the commit is made against the new state.  Only
 a plan that is contradicted is made again.
 
+The gate that stands before deletions stands before each commit, too, and before each attempt at it.
+
 Before the commit a record is written beside the table's metadata.  It says from which metadata the
 expiry started, so that a run after a crash can find the files that no metadata names any more.
 """
@@ -24,6 +26,7 @@ from lakewarden.formats.iceberg.metadata import Removal, dropped_metadata_files
 from lakewarden.formats.iceberg.paths import Equality, place
 from lakewarden.formats.iceberg.target import CatalogTarget
 from lakewarden.maintenance import fleet
+from lakewarden.maintenance.deleting import Gate, Turnstile
 from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.survey import Costs, Reading, errors_in, with_credentials
 from lakewarden.model import Format
@@ -57,6 +60,8 @@ class Commits:
     outdated: dict[int, str] = field(default_factory=dict)
     #: Tables that failed for another reason.
     failed: dict[int, LakewardenError] = field(default_factory=dict)
+    #: Tables for which the gate was closed before their commit.
+    closed: set[int] = field(default_factory=set)
     #: Snapshots that were taken out of each table's metadata.
     expired: dict[int, int] = field(default_factory=dict)
     #: Records to take away once a table's files are gone.
@@ -67,18 +72,23 @@ class Commits:
 
     @property
     def stopped(self) -> set[int]:
-        return {*self.outdated, *self.failed}
+        return {*self.outdated, *self.failed, *self.closed}
 
 
-def prepare(plan: Plan, reading: Reading, costs: Costs) -> Commits:
-    """Look at every Iceberg table of the plan again, and commit what must go before its files."""
+def prepare(plan: Plan, reading: Reading, costs: Costs, gate: Gate) -> Commits:
+    """Look at every Iceberg table of the plan again, and commit what must go before its files.
+
+    The looks take their time, so the gate is asked right before each commit.
+    """
     going = {t.table_id: t for t in plan.tables if t.format is Format.ICEBERG and t.goes_ahead}
     commits = Commits(records={number: table.pending for number, table in going.items()})
     if not going:
         return commits
     lake = reading.lake or fleet.open_lake()
     waiting = set(going)
-    ids = _going_ids(plan, [number for number, table in going.items() if table.commits])
+    committed = [table for table in going.values() if table.commits]
+    ids = _going_ids(plan, [table.table_id for table in committed])
+    door = Turnstile(gate, reading.clock, [table.table_key for table in committed])
     for _ in range(_ATTEMPTS):
         with costs.stage(reading, "check again", f"tables: {len(waiting):,}"):
             heads = _look(lake, plan, commits)
@@ -90,7 +100,7 @@ def prepare(plan: Plan, reading: Reading, costs: Costs) -> Commits:
             return commits
         with costs.stage(reading, "commit", f"tables: {len(changing):,}"):
             stores = Stores(reading.opening)
-            work = _Committing(lake, stores, reading, commits)
+            work = _Committing(lake, stores, reading, commits, door)
             jobs = [(going[n], head, ids.get(n, frozenset())) for n, head in changing.items()]
             again = concurrently(work.commit, jobs, _TOGETHER)
             waiting = {number for number in again if number is not None}
@@ -306,16 +316,25 @@ class _Committing:
     stores: Stores
     reading: Reading
     commits: Commits
+    door: Turnstile
 
     def commit(self, job: tuple[TablePlan, Pointer, frozenset[int]]) -> int | None:
         """Commit one table's removal; return its number if it must be looked at again."""
         table, head, ids = job
         number = table.table_id
+        if not self.door.lets(table.table_key):
+            self.commits.closed.add(number)
+            return None
         now_ms = to_millis(self.reading.clock.now())
         try:
             record = self._record(table, head)
         except LakewardenError as error:
             self.commits.failed[number] = error
+            return None
+        # Whoever was held up on the way asks again.
+        if not self.door.lets(table.table_key):
+            self._forget(record)
+            self.commits.closed.add(number)
             return None
         try:
             commit = self.lake.committing(head, self.stores)
@@ -338,7 +357,8 @@ class _Committing:
         # Where the commit was a swap, nobody else's that started from the same file can land.
         swapped = done.writes_metadata and head.metadata_location == table.metadata_location
         self.commits.records[number] = (*table.pending, record, *(table.rivals if swapped else ()))
-        if done.writes_metadata:
+        # What is not dropped is left over, and goes with other orphan files.
+        if done.writes_metadata and self.door.lets(table.table_key):
             current = place(done.metadata_location)
             self._drop(
                 dropped_metadata_files(

@@ -4,6 +4,8 @@ Who runs a plan unattended may lose the right to: it was asked to stop, or someb
 place because it was not heard of.  So a *gate* is asked before every batch, and its answer holds for a
 while only: whoever deletes looks at the clock before each request, and leaves what is late.  What was
 left is tried again, after another question, and that alone: every file counts once.
+
+Commits that precede deletions go through a *turnstile*, one by one: it asks the same gate.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from threading import Lock
 from typing import Protocol
 
 from pyspark.sql import DataFrame, Row, Window
@@ -23,6 +26,7 @@ from lakewarden.model import RemovalStats
 from lakewarden.pipeline import deletion
 from lakewarden.pipeline.deletion import LATE, Pace
 from lakewarden.storage.store import Deletion
+from lakewarden.world import Clock
 
 #: Files that make it worth another task.
 _FILES_PER_TASK = 4000
@@ -30,6 +34,8 @@ _FILES_PER_TASK = 4000
 STOPPED = "stopped before everything was gone; what is gone was unneeded: run again for the rest"
 #: Batches in a row that may be too late for their first file.
 _LATE_TIMES = 3
+#: How long an answer is good for whoever comes next through a turnstile.
+_FRESH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,38 @@ class OpenGate:
 
     def gone(self, files: Mapping[str, int]) -> None:
         """Tell nobody."""
+
+
+@dataclass(slots=True)
+class Turnstile:
+    """Lets those pass who act at the same time, each right before it acts.
+
+    The gate is asked for all of them together, again after a moment, and is believed until its answer
+    is over.
+    """
+
+    gate: Gate
+    clock: Clock
+    tables: Collection[str]
+    _lock: Lock = field(default_factory=Lock)
+    _passage: Passage = field(default_factory=lambda: Passage(()))
+    #: When it was asked, on the steady clock.
+    _asked: float | None = None
+
+    @property
+    def until(self) -> datetime | None:
+        return self._passage.until
+
+    def lets(self, table: str) -> bool:
+        """Tell whether something may be done to this table now."""
+        with self._lock:
+            now = self.clock.elapsed()
+            if self._asked is None or now - self._asked >= _FRESH_SECONDS or self._is_over():
+                self._passage, self._asked = self.gate.passing(self.tables), now
+            return table in self._passage.tables and not self._is_over()
+
+    def _is_over(self) -> bool:
+        return self.until is not None and self.clock.now() >= self.until
 
 
 @dataclass(slots=True)

@@ -148,7 +148,7 @@ def execute(
 ) -> Receipt:
     """Delete what the plan says, and nothing else; a table that changed meanwhile is left alone.
 
-    A `gate` is asked first, and again before each batch of files.
+    A `gate` is asked first, and again before each commit and each batch of files.
     """
     if rate_limit is not None and rate_limit <= 0:
         raise UsageError(
@@ -168,13 +168,13 @@ def execute(
         if lance:
             with costs.stage(reading, "check again", f"tables: {len(lance):,}"):
                 outdated = _changed_since(plan, reading, costs)
-        commits = prepare(plan, reading, costs)
+        commits = prepare(plan, reading, costs, gate)
         outdated |= commits.outdated
         reading = commits.reading or reading
         going = {
             number: table
             for number, table in going.items()
-            if number not in outdated and number not in commits.failed
+            if number not in outdated and number not in commits.stopped
         }
         deleting = Deleting(plan, reading, costs, gate, rate_limit, dict(going))
         try:
@@ -186,7 +186,7 @@ def execute(
                 f"Spark failed while files were being deleted ({first}); some are gone, all of them "
                 "unneeded: run again to remove the rest",
             ) from error
-        done, stopped = deleting.done, deleting.stopped
+        done, stopped = deleting.done, deleting.stopped | commits.closed
         unfinished = {row.table_id for row in done if row.outcome == Deletion.FAILED.value}
         unfinished |= stopped
         finish(commits, [number for number in going if number not in unfinished], reading, costs)

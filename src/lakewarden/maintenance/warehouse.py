@@ -22,7 +22,7 @@ from lakewarden.expiry import ExpiryPolicy
 from lakewarden.formats.lance.layout import HINT
 from lakewarden.maintenance import cleanup, removal
 from lakewarden.maintenance.cleanup import Cleanup, removal_of
-from lakewarden.maintenance.deleting import STOPPED, Gate, OpenGate, closed
+from lakewarden.maintenance.deleting import STOPPED, Gate, OpenGate, Turnstile, closed
 from lakewarden.maintenance.fleet import IcebergTargets, Targets
 from lakewarden.maintenance.pinned import PinnedTables, WarehouseTables, target_of
 from lakewarden.maintenance.plan import Plan, TablePlan
@@ -59,6 +59,8 @@ SYSTEM = "lakewarden"
 LOG_AGE = 10 * SLOW
 #: The log among the tables.
 _LOG = -1
+#: What is told of the log where the gate is closed.
+_STOPPED = TableReceipt(MANIFEST, error=STOPPED, error_kind=ErrorKind.STOPPED.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,8 +354,8 @@ def execute(
 ) -> Receipt:
     """Commit the reclaim, then delete.  Raises Conflict if somebody holds on to what was to go.
 
-    A `gate` is asked first and before each batch of files, and under the log's name for what is
-    no table's.
+    A `gate` is asked first, before each commit to a table and before each batch of files, and under
+    the log's name for what is no table's.
     """
     limits, warehouse, gate = breakers or Breakers(), plan.warehouse, gate or OpenGate()
     removal.check(plan.tables, limits)
@@ -367,15 +369,17 @@ def execute(
     done = removal.execute(plan.tables, reading, breakers=limits, rate_limit=rate_limit, gate=gate)
     costs = Costs()
     sound = {one.table_key for one in done.tables if one.error is None and not one.failed_deletes}
-    log = TableReceipt(MANIFEST, error=STOPPED, error_kind=ErrorKind.STOPPED.value)
-    if MANIFEST in gate.passing([MANIFEST]).tables:
+    log = _STOPPED
+    door = Turnstile(gate, reading.clock, [MANIFEST])
+    if door.lets(MANIFEST):
         with costs.stage(reading, "reclaim branches and the log"):
             stores = Stores(reading.opening)
             _forget_forks(plan, sound, stores)
             _forget_places(plan, stores)
             costs.add_requests(stores.requests())
-            log = _delete_log(plan, warehouse, reading, costs, rate_limit)
-            warehouse.marks.take_away(_done(plan, sound))
+            log = _delete_log(plan, reading, costs, rate_limit, door)
+            if door.lets(MANIFEST):
+                warehouse.marks.take_away(_done(plan, sound))
     tables = [replace(one, table_key=plan.named(one)) for one in done.tables]
     tables.sort(key=lambda one: one.table_key)
     return replace(
@@ -447,13 +451,17 @@ def _forget_places(plan: WarehousePlan, stores: Stores) -> None:
 
 def _delete_log(
     plan: WarehousePlan,
-    warehouse: Warehouse,
     reading: Reading,
     costs: Costs,
     rate_limit: float | None,
+    door: Turnstile,
 ) -> TableReceipt:
+    """Delete the log's own old objects; what is late is left to the next run."""
+    if not door.lets(MANIFEST):
+        return _STOPPED
+    warehouse = plan.warehouse
     root = Root(_LOG, _LOG, warehouse.location.child(MANIFEST))
-    pace = Pace(1, rate_limit, reading.clock)
+    pace = Pace(1, rate_limit, reading.clock, door.until)
     done = deletion.delete_in_order(plan.log, [root], reading.opening, pace).collect()
     costs.add_noted(done, "kind", "files")
     removed, failed, example = RemovalStats(), 0, ""
@@ -462,6 +470,8 @@ def _delete_log(
             removed += removal_of(row.kind, row.files, row.bytes)
         elif row.note is None and row.outcome == Deletion.FAILED.value:
             failed, example = failed + row.files, row.error
+    if any(row.outcome == deletion.LATE for row in done) or not door.lets(MANIFEST):
+        return replace(_STOPPED, removed=removed, failed_deletes=failed)
     rows = _old_rows(plan.reclaim, warehouse, plan.log_before)
     warehouse.log.handler.forget(rows)
     removed += RemovalStats(old_versions_removed=len(rows))

@@ -239,6 +239,14 @@ def concurrently(
             yield done
 
 
+def answers(spark: SparkSession) -> bool:
+    """Tell whether a session still does what it is asked: its JVM or server may be gone."""
+    try:
+        return len(spark.range(1).collect()) == 1
+    except Exception:  # noqa: BLE001  # whatever it says, it does not work
+        return False
+
+
 #: Opens the store a location is in; picklable, so that tasks can do it where they run.
 Opening = Callable[[Location], Store]
 

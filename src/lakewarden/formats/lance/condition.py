@@ -26,12 +26,18 @@ def condition(uri: str, number: int | None, options: Mapping[str, str]) -> Condi
     """Open a version, the newest if there is no number; no data is read."""
     try:
         found = lance.dataset(uri, version=number, storage_options=dict(options) or None)
-    except (OSError, ValueError) as error:
+        properties, pieces = found.config(), compacting.plan(found, Rules()).pieces
+    except BaseException as error:
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
+        # Of a manifest that makes no sense, what it does may be anything.
         line = " ".join(str(error).split())[:160]
-        if "not found" in line.lower():
+        if isinstance(error, OSError | ValueError) and "not found" in line.lower():
             raise NotFound(f"{uri} holds no Lance table ({line})") from error
         raise Damaged(ErrorKind.CORRUPT_MANIFEST, f"{uri} cannot be opened ({line})") from error
-    pieces = compacting.plan(found, Rules()).pieces
-    return Condition(
-        found.config(), sum(one.files for one in pieces), sum(one.bytes for one in pieces)
-    )
+    return Condition(properties, sum(one.files for one in pieces), sum(one.bytes for one in pieces))
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Tell whether Lance gave up in the middle: Python knows that as something that is no Exception."""
+    return type(error).__name__ == "PanicException"

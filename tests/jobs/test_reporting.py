@@ -1,0 +1,33 @@
+"""What kind of failure an error is, and what is told of those that nobody foresaw."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakewarden.errors import ErrorKind
+from lakewarden.jobs.queue import TaskQueue
+from lakewarden.jobs.reporting import failure_at_table
+from lakewarden.jobs.tasks import Failure
+from lakewarden.testing.simulation import World
+from tests.jobs.small import EXPIRE, ORPHANS, picked
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "alone", "in_company"),
+    [
+        (ErrorKind.DAMAGED_VERSION, Failure.PERMANENT, Failure.TRANSIENT),
+        (ErrorKind.CORRUPT_MANIFEST, Failure.PERMANENT, Failure.TRANSIENT),
+        (ErrorKind.GC_DISABLED, Failure.PERMANENT, Failure.PERMANENT),
+        (ErrorKind.QUEUE_CONFIG, Failure.PERMANENT, Failure.PERMANENT),
+        (ErrorKind.BREAKER, Failure.PERMANENT, Failure.PERMANENT),
+        (ErrorKind.STORAGE, Failure.TRANSIENT, Failure.TRANSIENT),
+    ],
+)
+def test_only_what_looks_like_damage_may_be_the_doing_of_others(
+    queue: TaskQueue, world: World, kind: ErrorKind, alone: Failure, in_company: Failure
+) -> None:
+    claim = picked(queue, world.now(), name=ORPHANS)
+    assert failure_at_table(queue, claim, kind.value) is alone
+    picked(queue, world.now(), name=EXPIRE)
+    assert failure_at_table(queue, claim, kind.value) is in_company
