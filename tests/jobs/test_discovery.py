@@ -9,7 +9,7 @@ import lance
 import pytest
 import sqlalchemy as sa
 
-from lakewarden.errors import StorageError
+from lakewarden.errors import LakewardenError
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
 from lakewarden.jobs.schema import TASK_CONFIG, WAREHOUSE
 from lakewarden.jobs.sources import LanceDirectory, OwnTables, open_source
@@ -177,7 +177,7 @@ def test_a_service_that_dies_before_the_task_is_written_finds_the_commit_again(
     with lab.database.writing() as connection:
         connection.exec_driver_sql(refuse)
     for _ in range(2):
-        with pytest.raises(StorageError, match="out of power"):
+        with pytest.raises(LakewardenError, match="out of power"):
             lab.discovery.detect(warehouse.info.id)
     assert [one.marker for one in lab.warehouses.tables(warehouse.info.id)] == [before.marker]
     with lab.database.writing() as connection:

@@ -129,6 +129,33 @@ def test_gate_that_closes_at_any_question_loses_nothing(
     invariants.assert_nothing_deletable_left(place)
 
 
+@pytest.mark.parametrize("questions", [0, 1])
+def test_files_that_a_clone_needs_stay_with_the_versions_it_keeps(
+    spark: SparkSession, tmp_path: Path, questions: int
+) -> None:
+    """The gate is closed for the clone alone: at once, or when files are to go."""
+    source = tables.overwritten(tmp_path / "lake" / "a.lance", 4)
+    clone = tables.clone(source, tmp_path / "lake" / "b.lance", 2)
+    tables.overwrite(clone, 500)
+    tables.overwrite(clone, 600)
+    for place in (source, clone):
+        tables.age(place, 30)
+    prints = invariants.fingerprints(clone)
+    plan = lakewarden.plan_cleanup(
+        spark, str(tmp_path / "lake"), recursive=True, keep=1, min_age="0s"
+    )
+    (named,) = (one.table_key for one in plan.tables if one.table_key.endswith("a.lance"))
+    removal.execute(plan, reading(spark), gate=Leases(60.0, most=questions, always=[named]))
+    invariants.assert_all_versions_read(clone, prints)
+    # What the clone lets go, the source may let go the next time.
+    again = lakewarden.plan_cleanup(
+        spark, str(tmp_path / "lake"), recursive=True, keep=1, min_age="0s"
+    )
+    assert not removal.execute(again, reading(spark)).failed
+    assert [number for _, number in invariants.versions(source)] == [4]
+    invariants.assert_nothing_deletable_left(source)
+
+
 def test_closed_gate_lets_no_commit_pass(spark: SparkSession, tmp_path: Path) -> None:
     catalog = iceberg.catalog(tmp_path)
     goes, stays = (iceberg.create(catalog, name) for name in ("db.goes", "db.stays"))

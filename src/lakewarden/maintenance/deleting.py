@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from lakewarden.errors import ErrorKind, Interrupted
+from lakewarden.maintenance.dependence import held_by
 from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.survey import Costs, Reading
 from lakewarden.model import RemovalStats
@@ -218,6 +219,9 @@ class Deleting:
         keys = {one.table_key: number for number, one in self.tables.items()}
         passage = self.gate.passing(keys)
         closed = {number for key, number in keys.items() if key not in passage.tables}
+        # Versions that were to go stay in these tables, and need their files elsewhere.
+        uses = {one.table_id: set(one.uses) for one in self.plan.tables}
+        closed |= held_by(closed, uses).keys() & self.tables.keys()
         self.stopped |= closed
         for number in closed:
             del self.tables[number]

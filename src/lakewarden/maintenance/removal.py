@@ -9,7 +9,7 @@ wait for the next run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -156,7 +156,7 @@ def execute(
         )
     check(plan, breakers or Breakers())
     gate = gate or OpenGate()
-    plan = closed(plan, gate)
+    asked, plan = plan, closed(plan, gate)
     costs = Costs()
     going = {table.table_id: table for table in plan.tables if table.goes_ahead}
     outdated: dict[int, str] = {}
@@ -169,7 +169,8 @@ def execute(
             with costs.stage(reading, "check again", f"tables: {len(lance):,}"):
                 outdated = _changed_since(plan, reading, costs)
         commits = prepare(plan, reading, costs, gate)
-        outdated |= commits.outdated
+        shut = {table.table_id for table in asked.tables if table.goes_ahead} - going.keys()
+        outdated |= _held(plan, shut | commits.stopped) | commits.outdated
         reading = commits.reading or reading
         going = {
             number: table
@@ -209,6 +210,16 @@ def check(plan: Plan, breakers: Breakers) -> None:
         size=plan.removal.bytes_removed,
         files_in_all=sum(table.objects for table in plan.tables if table.goes_ahead),
     )
+
+
+def _held(plan: Plan, stopped: Collection[int]) -> dict[int, str]:
+    """Return tables that others use which keep versions that were to go, with the reason."""
+    keys = {table.table_id: table.table_key for table in plan.tables}
+    held = held_by(stopped, {table.table_id: set(table.uses) for table in plan.tables})
+    return {
+        used: f"{keys[user]} uses files of this table, and keeps versions that were to go"
+        for used, user in held.items()
+    }
 
 
 def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]:
