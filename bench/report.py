@@ -355,7 +355,7 @@ def optimize(found: dict[str, Any]) -> dict[str, str]:
                 if peer == "pylance"
                 else "`rewrite_data_files`",
                 f"{other['seconds']:.1f}",
-                f"{other['seconds'] / mine['seconds']:.1f}",
+                f"{other['seconds'] / mine['seconds']:.2f}",
                 f"{line['memory_mib']:,}",
             ]
         )
