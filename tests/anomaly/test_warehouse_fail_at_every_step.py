@@ -112,7 +112,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Fau
     return found
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.nightly), "after"])
 def test_nothing_is_lost_whatever_call_fails(faults: Faults, when: When) -> None:
     assert faults.calls > 20
     # By default one call of four; the nightly profile fails each.

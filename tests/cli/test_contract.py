@@ -336,6 +336,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.nightly
 def test_apply_refuses_a_table_that_changed(table: Path) -> None:
     plan = saved_plan(table)
     CHANGES["tag"](lance.dataset(str(table)))
@@ -448,6 +449,7 @@ def test_a_plan_that_cannot_be_saved_is_one_line(table: Path) -> None:
 # -- limits ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_breakers_stop_a_plan_that_is_too_large(table: Path) -> None:
     before = contents(table)
     for option, tight in (

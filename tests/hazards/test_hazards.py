@@ -211,6 +211,7 @@ def test_h5_detached_versions_read_after_cleaning(tmp_path: Path, clean: Clean) 
     assert not any(reads(native, place) for place in invariants.versions(native) if place[1] > 3)
 
 
+@pytest.mark.nightly
 def test_h6_shallow_clone_survives_cleaning_its_source(tmp_path: Path, clean: Clean) -> None:
     """LN-23: nothing in the source tells of a clone; it must be read along, in a fleet or named."""
     for lake in ("fleet", "named"):
@@ -369,6 +370,7 @@ def native_accepts_a_commit_of_deleted_files(root: Path) -> None:
     assert not reads(root, ("main", 4))
 
 
+@pytest.mark.nightly
 def test_h10_tagged_versions_never_stall_cleaning(tmp_path: Path, clean: Clean) -> None:
     """Lance's hook gives up for ever at the first tagged version; `on_tagged` decides here."""
     root = tables.overwritten(tmp_path / "t", 3)
@@ -440,6 +442,7 @@ def _size(root: Path) -> int:
     return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("defer", [False, True])
 def test_h13_compaction_that_remapped_indices_is_cleaned(
     tmp_path: Path, clean: Clean, defer: bool

@@ -129,6 +129,7 @@ def test_branch_that_went_on_after_the_plan_keeps_its_ref(lab: Lab) -> None:
     oracle.assert_intact(table)
 
 
+@pytest.mark.nightly
 def test_tag_that_was_moved_after_the_plan_stays(lab: Lab) -> None:
     table = lab.table()
     kit.tag(table, "release", max_ref_age_ms=1000)
@@ -165,6 +166,7 @@ def test_tag_on_a_going_snapshot_holds_the_plan(lab: Lab) -> None:
     oracle.assert_intact(table, before)
 
 
+@pytest.mark.nightly
 def test_rollback_to_a_going_snapshot_holds_the_plan(lab: Lab) -> None:
     table = lab.table()
     before = oracle.fingerprints(table)
@@ -187,6 +189,7 @@ def cherry_pick(table: Table, staged: int) -> int:
     return kit.commit(table, kit.Manifest(entries))
 
 
+@pytest.mark.nightly
 def test_cherry_picked_file_stays_when_the_staged_snapshot_goes(lab: Lab) -> None:
     table = lab.table()
     staged = kit.stage(table, 700)
@@ -199,6 +202,7 @@ def test_cherry_picked_file_stays_when_the_staged_snapshot_goes(lab: Lab) -> Non
     assert staged not in kit.ids(table)
 
 
+@pytest.mark.nightly
 def test_cherry_pick_after_the_plan_holds_it(lab: Lab) -> None:
     table = lab.table()
     staged = kit.stage(table, 700)
@@ -236,6 +240,7 @@ def expired_but_not_removed(lab: Lab) -> tuple[Table, int, dict[int, str], dict[
     return table, gone, before, was
 
 
+@pytest.mark.nightly
 def test_snapshot_that_came_back_after_the_plan_holds_it(lab: Lab) -> None:
     """A crash left files of an expired snapshot; the snapshot is put back before they are removed."""
     table, gone, before, was = expired_but_not_removed(lab)
@@ -318,6 +323,7 @@ def test_metadata_file_that_was_changed_in_place_is_not_trusted(lab: Lab) -> Non
     oracle.assert_intact(table, before)
 
 
+@pytest.mark.nightly
 def test_table_that_was_made_again_is_not_the_planned_one(lab: Lab) -> None:
     lab.table()
     plan = lab.plan()
@@ -454,6 +460,7 @@ def add_to_both(lab: Lab) -> tuple[Table, Table, dict[int, str]]:
     return table, other, oracle.fingerprints(other)
 
 
+@pytest.mark.nightly
 def test_file_of_two_tables_stays_if_both_are_cleaned(lab: Lab) -> None:
     _, other, before = add_to_both(lab)
     lab.clean(T, U)
@@ -485,6 +492,7 @@ def test_file_of_two_tables_stays_if_both_are_swept(lab: Lab) -> None:
     oracle.assert_intact(other, before)
 
 
+@pytest.mark.nightly
 def test_file_of_two_tables_stays_if_the_other_is_protected(lab: Lab) -> None:
     _, other, before = add_to_both(lab)
     assert lab.clean(T, protect=[U]).error is None
@@ -514,6 +522,7 @@ def share_manifest(lab: Lab, steps: int) -> tuple[Table, Table, int]:
     return table, other, head.snapshot_id
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("steps", [1, 4])
 def test_manifest_of_two_tables_stays_if_both_are_cleaned(lab: Lab, steps: int) -> None:
     _, other, head = share_manifest(lab, steps)
@@ -551,6 +560,7 @@ def test_manifest_list_of_two_snapshots_stays_with_the_second(lab: Lab) -> None:
     assert kit.ids(table) == kept
 
 
+@pytest.mark.nightly
 def test_statistics_of_two_snapshots_stay_with_the_second(lab: Lab) -> None:
     table = lab.table()
     path = kit.statistics(table, kit.ids(table)[0])
@@ -564,6 +574,7 @@ def test_statistics_of_two_snapshots_stay_with_the_second(lab: Lab) -> None:
     assert kit.local(parts).exists()
 
 
+@pytest.mark.nightly
 def test_file_that_was_deleted_and_added_again_stays(lab: Lab) -> None:
     table = lab.table(steps=1)
     path = f"{table.location()}/data/again.parquet"
@@ -612,6 +623,7 @@ def test_snapshots_of_the_future_and_out_of_order(lab: Lab) -> None:
     assert ids[-2] in kit.ids(table)
 
 
+@pytest.mark.nightly
 def test_parents_in_a_circle(lab: Lab) -> None:
     table = lab.table()
     ids = kit.ids(table)
@@ -669,6 +681,7 @@ def test_numbers_that_fit_nowhere_are_the_trouble_of_one_table(lab: Lab) -> None
             oracle.assert_intact(table.refresh(), then)
 
 
+@pytest.mark.nightly
 def test_largest_ids_that_fit(lab: Lab) -> None:
     table = lab.table()
     ids = kit.ids(table)
@@ -739,6 +752,7 @@ def cut(path: str) -> bytes:
     return data
 
 
+@pytest.mark.nightly
 def test_manifest_that_was_cut_between_blocks(lab: Lab) -> None:
     table = lab.table()
     kit.append(table, 900)
@@ -780,6 +794,7 @@ NONSENSE = (
 )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_records_of_nonsense_hold_nobody_up(lab: Lab) -> None:
     table = lab.table(steps=3)
     newest = kit.ids(table)[-1]
@@ -792,6 +807,7 @@ def test_records_of_nonsense_hold_nobody_up(lab: Lab) -> None:
     assert not records(table), "nonsense is cleared away"
 
 
+@pytest.mark.nightly
 def test_record_that_names_damaged_metadata_holds_nobody_up(lab: Lab) -> None:
     table = lab.table(steps=3)
     bad = kit.local(table.metadata_location).with_name("bad.metadata.json")
@@ -802,6 +818,7 @@ def test_record_that_names_damaged_metadata_holds_nobody_up(lab: Lab) -> None:
     oracle.assert_intact(table)
 
 
+@pytest.mark.nightly
 def test_record_of_another_table_is_not_followed(lab: Lab) -> None:
     table, other = lab.table(), lab.table("db.u")
     before = oracle.fingerprints(other)

@@ -1139,6 +1139,7 @@ def test_min_snapshots_to_expire_also_holds_refs(fleet_of_given: Fleet) -> None:
 # Snapshots by their ids.
 
 
+@pytest.mark.nightly
 def test_ic_8_50_py_3_6_named_snapshots_go_whatever_the_properties_keep(single: Lab) -> None:
     table = single.make(properties={KEEP: "10", AGE: str(90 * DAY_MS)})
     made = kit.grow(table, 2)
@@ -1149,6 +1150,7 @@ def test_ic_8_50_py_3_6_named_snapshots_go_whatever_the_properties_keep(single: 
     assert case.receipt.removed.old_versions_removed == 2
 
 
+@pytest.mark.nightly
 def test_ic_34_55_py_1_2_4_snapshots_in_use_and_unknown_ones_are_refused(single: Lab) -> None:
     table = single.make()
     made = kit.grow(table, 5)
@@ -1238,6 +1240,7 @@ def test_ic_46_append_only_manifests_are_not_opened(single: Lab) -> None:
     case.went(manifest_lists=1)
 
 
+@pytest.mark.nightly
 def test_files_that_a_protected_table_uses_stay(single: Lab) -> None:
     table = single.make()
     made = _overwritten(table)
@@ -1313,6 +1316,7 @@ def fleet_of_damaged(lab: Lab) -> Fleet:
     return lab.run("damaged", DAMAGED)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", DAMAGED)
 def test_ic_59_what_a_kept_snapshot_needs_cannot_be_read(
     fleet_of_damaged: Fleet, name: str
@@ -1404,6 +1408,7 @@ def test_ic_41_failed_deletes_are_counted_and_the_record_stays(resumed: Resumed,
     assert resumed.records[name] == 1
 
 
+@pytest.mark.nightly
 def test_a_file_that_another_target_uses_stays(single: Lab) -> None:
     table = single.make()
     _overwritten(table)
@@ -1459,6 +1464,7 @@ def test_ic_63_a_record_of_a_commit_that_never_was_is_cleared(resumed: Resumed) 
     oracle.assert_intact(case.table, case.prints)
 
 
+@pytest.mark.nightly
 def test_ic_63_writes_that_fail_change_nothing(single: Lab) -> None:
     """First the record cannot be written, then the new metadata."""
     table = single.make()
@@ -1510,6 +1516,7 @@ def tagged(make: Make) -> Built:
     return Built(table, made, {"made": made}, lambda: kit.tag(table, "late", made[0]))
 
 
+@pytest.mark.nightly
 def test_a_tag_made_meanwhile_survives(fleet_of_races: Fleet) -> None:
     case = fleet_of_races["tagged"]
     outdated(case)

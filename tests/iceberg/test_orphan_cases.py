@@ -734,6 +734,7 @@ def _remake(lake: Lake, name: str) -> None:
     lake.table(name, 1)
 
 
+@pytest.mark.nightly
 def test_or_23_a_quiet_table_goes_on(changed: Outcome) -> None:
     assert changed.gone_from("quiet") == LEFT
     changed.intact("quiet")
@@ -788,6 +789,7 @@ def test_or_19_a_file_that_is_named_by_another_scheme_meanwhile_survives(changed
 # -- tables nobody asked about --------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_or_26_a_data_path_shared_with_another_table_is_not_touched(lake: Lake) -> None:
     """The other tables are in the catalog, but no targets: their manifests are not read."""
     shared = {"write.data.path": f"file://{lake.root}/common"}
@@ -824,6 +826,7 @@ def test_or_26_a_shared_data_path_is_not_touched_if_one_table_cannot_be_read(lak
     assert not {path for path in before if not Path(path).exists()}
 
 
+@pytest.mark.nightly
 def test_or_26_an_unreadable_table_of_the_catalog_may_lie_anywhere(lake: Lake) -> None:
     """Its location is in its metadata, which cannot be read: it may be inside ours."""
     outer = lake.table("outer")
@@ -862,6 +865,7 @@ def test_or_26_a_stranger_that_has_just_committed_is_noticed(lake: Lake) -> None
     outcome.refused("busy", ErrorKind.LOCATION_OVERLAP)
 
 
+@pytest.mark.nightly
 def test_or_26_a_stranger_is_noticed_among_failed_commits(lake: Lake) -> None:
     """Metadata files that our own failed commits left must not hide it."""
     foreign = _stranger(lake, "crowd")
@@ -889,6 +893,7 @@ def test_or_5_only_the_given_place_is_cleaned(lake: Lake) -> None:
             lake.plan("part", location=outside)
 
 
+@pytest.mark.nightly
 def test_or_5_a_stranger_is_noticed_when_only_data_is_cleaned(lake: Lake) -> None:
     foreign = _stranger(lake, "partly")
     outcome = lake.run("partly", location=f"file://{lake.home('partly')}/data")
@@ -992,6 +997,7 @@ def _live(lake: Lake, name: str) -> str:
     return str(path.relative_to(lake.home(name)))
 
 
+@pytest.mark.nightly
 def test_or_19_another_prefix_is_an_error_until_it_is_mapped(foreign: Lake) -> None:
     plan = foreign.plan("scheme", "no_authority")
     scheme, bare = plan.tables
@@ -1019,6 +1025,7 @@ def test_or_20_mapped_or_ignored_it_is_kept(foreign: Lake, equal: dict[str, Any]
     assert (1, _live(foreign, "no_authority")) not in gone
 
 
+@pytest.mark.nightly
 def test_or_20_asked_to_delete_it_goes(foreign: Lake) -> None:
     plan = foreign.plan("scheme", "no_authority", prefix_mismatch="delete")
     gone = {(row.table_id, row.path) for row in plan.deletions.collect()}
@@ -1026,6 +1033,7 @@ def test_or_20_asked_to_delete_it_goes(foreign: Lake) -> None:
     assert (1, _live(foreign, "no_authority")) not in gone, "nothing says that it is another file"
 
 
+@pytest.mark.nightly
 def test_or_29_a_protected_table_is_read_and_not_changed(lake: Lake) -> None:
     lake.table("lender")
     borrower = lake.table("borrower")

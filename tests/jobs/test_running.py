@@ -225,6 +225,7 @@ def test_a_run_that_lets_nothing_go_says_why(lab: Lab, tmp_path: Path) -> None:
     iceberg_oracle.assert_intact(small)
 
 
+@pytest.mark.nightly
 def test_what_another_task_is_in_the_middle_of_is_no_damage(lab: Lab, tmp_path: Path) -> None:
     place = lance_table(tmp_path / "lake" / "t.lance", 6)
     left = lance_orphans(place)
@@ -293,6 +294,7 @@ def test_shallow_clone_without_a_task_keeps_what_it_needs(lab: Lab, tmp_path: Pa
     assert warehouse.tables().keys() == {"source", "clone"}
 
 
+@pytest.mark.nightly
 def test_dry_run_says_what_would_go_and_deletes_nothing(lab: Lab, tmp_path: Path) -> None:
     made = {name: iceberg_table(tmp_path, name, 1) for name in ("a", "b")}
     left = {name: iceberg_orphans(table) for name, table in made.items()}
@@ -398,6 +400,7 @@ def test_age_below_the_floor_fails_at_pickup_and_for_good(lab: Lab, tmp_path: Pa
         iceberg_oracle.assert_intact(one)
 
 
+@pytest.mark.nightly
 def test_too_few_snapshots_are_not_worth_a_run_unless_somebody_asks(
     lab: Lab, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def fork_of(lake: Lake) -> Path:
 # -- the table of actions --------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", DRIFT)
 def test_a_preview_changes_nothing(lake: Lake, mender: Mender, kind: str, tmp_path: Path) -> None:
     """XM-14.  Neither a file nor a request that could have changed one, in any process."""
@@ -179,6 +180,7 @@ def test_several_tables_are_published_in_one_version(lake: Lake, mender: Mender)
     assert mender.newest() == number + 1
 
 
+@pytest.mark.nightly
 def test_repairing_again_does_nothing(lake: Lake, mender: Mender) -> None:
     compact(lake.place("t"))
     assert mender.run().version is not None
@@ -345,6 +347,7 @@ def conflicted(receipt: RepairReceipt) -> None:
     assert (receipt.version, receipt.exit_code) == (None, Exit.CONFLICT)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("asked", [{}, {"to_pin": True}], ids=["publish", "to pin"])
 def test_whoever_is_second_is_told(lake: Lake, mender: Mender, asked: dict[str, Any]) -> None:
     compact(lake.place("t"))
@@ -359,6 +362,7 @@ def test_whoever_is_second_is_told(lake: Lake, mender: Mender, asked: dict[str, 
     assert lance_ids(reopen(lake.root)) == [1, 2, 3]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("asked", [{}, {"to_pin": True}], ids=["publish", "to pin"])
 def test_a_table_that_is_written_to_again_is_looked_at_again(
     lake: Lake, mender: Mender, asked: dict[str, Any]

@@ -103,6 +103,7 @@ def test_branches_read_as_before_and_old_versions_on_them_go(lake: Lake, cleaner
     assert again.changes == []
 
 
+@pytest.mark.nightly
 def test_the_fork_of_a_branch_that_was_deleted_goes_whatever_the_rules(
     lake: Lake, cleaner: Cleaner
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_tag_keeps_what_a_deleted_branch_had(lake: Lake, cleaner: Cleaner) -> 
     assert ids(lake.again(), "again") == [1, 2, 10]
 
 
+@pytest.mark.nightly
 def test_a_fork_that_nobody_has_committed_to_yet_stays(lake: Lake, cleaner: Cleaner) -> None:
     """A writer has opened the table on a branch, and is about to write."""
     lake.warehouse.create_branch("dev")
@@ -170,6 +172,7 @@ def test_drift_on_a_branch_holds_the_table_back(lake: Lake, cleaner: Cleaner) ->
     assert failed == {"db.t": ErrorKind.DRIFT.value}
 
 
+@pytest.mark.nightly
 def test_a_table_whose_refs_cannot_be_read_is_an_error_and_the_others_are_done(
     lake: Lake, cleaner: Cleaner
 ) -> None:
