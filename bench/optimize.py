@@ -167,6 +167,7 @@ class Watching:
     def _watch(self) -> None:
         while self._on:
             self.workers = max(self.workers, peers.peaks(os.getpid())["workers"])
+            # Often enough for a peak, seldom enough not to be one.
             time.sleep(0.2)
 
     def __exit__(self, *_: object) -> None:

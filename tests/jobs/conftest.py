@@ -27,6 +27,18 @@ def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return place
 
 
+@pytest.fixture
+def bare_lab(template: Path, tmp_path: Path) -> Iterator[Lab]:
+    """A lab without Spark, for what does not need it."""
+    from tests.jobs.lab import Lab
+
+    place = tmp_path / "tasks.db"
+    place.write_bytes(template.read_bytes())
+    made = Lab.of(f"sqlite:///{place}", None)
+    yield made
+    made.database.close()
+
+
 @pytest.fixture(scope="session")
 def postgres_template(postgres: PostgresServer) -> str:
     name = postgres.database()

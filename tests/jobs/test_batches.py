@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 
@@ -25,12 +24,8 @@ QUEUES = (EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES, OPTIMIZE)
 
 
 @pytest.fixture
-def lab(template: Path, tmp_path: Path) -> Iterator[Lab]:
-    place = tmp_path / "tasks.db"
-    place.write_bytes(template.read_bytes())
-    made = Lab.of(f"sqlite:///{place}", None)
-    yield made
-    made.database.close()
+def lab(bare_lab: Lab) -> Lab:
+    return bare_lab
 
 
 def nothing() -> Engine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import lance
@@ -24,13 +24,8 @@ from tests.warehouse.cleaning import new_lake
 
 
 @pytest.fixture
-def lab(template: Path, tmp_path: Path) -> Iterator[Lab]:
-    """Without Spark: nothing here needs it."""
-    place = tmp_path / "tasks.db"
-    place.write_bytes(template.read_bytes())
-    made = Lab.of(f"sqlite:///{place}", None)
-    yield made
-    made.database.close()
+def lab(bare_lab: Lab) -> Lab:
+    return bare_lab
 
 
 def test_lance_tables_of_a_directory_come_and_go(lab: Lab, tmp_path: Path) -> None:

@@ -31,12 +31,8 @@ CLOCK = SystemClock()
 
 
 @pytest.fixture
-def lab(template: Path, tmp_path: Path) -> Iterator[Lab]:
-    place = tmp_path / "tasks.db"
-    place.write_bytes(template.read_bytes())
-    made = Lab.of(f"sqlite:///{place}", None)
-    yield made
-    made.database.close()
+def lab(bare_lab: Lab) -> Lab:
+    return bare_lab
 
 
 @pytest.fixture

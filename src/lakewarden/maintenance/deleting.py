@@ -219,9 +219,10 @@ class Deleting:
         keys = {one.table_key: number for number, one in self.tables.items()}
         passage = self.gate.passing(keys)
         closed = {number for key, number in keys.items() if key not in passage.tables}
-        # Versions that were to go stay in these tables, and need their files elsewhere.
-        uses = {one.table_id: set(one.uses) for one in self.plan.tables}
-        closed |= held_by(closed, uses).keys() & self.tables.keys()
+        if closed:
+            # Versions that were to go stay in these tables, and need their files elsewhere.
+            uses = {one.table_id: set(one.uses) for one in self.plan.tables}
+            closed |= held_by(closed, uses).keys() & self.tables.keys()
         self.stopped |= closed
         for number in closed:
             del self.tables[number]

@@ -170,7 +170,8 @@ def execute(
                 outdated = _changed_since(plan, reading, costs)
         commits = prepare(plan, reading, costs, gate)
         shut = {table.table_id for table in asked.tables if table.goes_ahead} - going.keys()
-        outdated |= _held(plan, shut | commits.stopped) | commits.outdated
+        stays = "keeps versions that were to go"
+        outdated |= _held(plan, shut | commits.stopped, stays) | commits.outdated
         reading = commits.reading or reading
         going = {
             number: table
@@ -212,14 +213,11 @@ def check(plan: Plan, breakers: Breakers) -> None:
     )
 
 
-def _held(plan: Plan, stopped: Collection[int]) -> dict[int, str]:
-    """Return tables that others use which keep versions that were to go, with the reason."""
+def _held(plan: Plan, stopped: Collection[int], why: str) -> dict[int, str]:
+    """Return tables that stopped ones use: versions that were to go stay there and need their files."""
     keys = {table.table_id: table.table_key for table in plan.tables}
     held = held_by(stopped, {table.table_id: set(table.uses) for table in plan.tables})
-    return {
-        used: f"{keys[user]} uses files of this table, and keeps versions that were to go"
-        for used, user in held.items()
-    }
+    return {used: f"{keys[user]} uses files of this table and {why}" for used, user in held.items()}
 
 
 def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]:
@@ -253,13 +251,7 @@ def _changed_since(plan: Plan, reading: Reading, costs: Costs) -> dict[int, str]
         fresh = fresh or state.manifests_mark != table.manifests_mark
     if fresh:
         changed |= _contradicted(plan, objects, [*roots, *newcomers], reading, costs)
-    keys = {table.table_id: table.table_key for table in plan.tables}
-    # Versions that were to go stay a while in a table that changed, and need their files elsewhere.
-    held = held_by(changed, {table.table_id: set(table.uses) for table in plan.tables})
-    return changed | {
-        used: f"{keys[user]} uses files of this table and has changed meanwhile"
-        for used, user in held.items()
-    }
+    return changed | _held(plan, changed, "has changed meanwhile")
 
 
 def _contradicted(

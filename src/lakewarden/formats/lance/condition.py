@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import lance
 
-from lakewarden.errors import Damaged, ErrorKind, NotFound
+from lakewarden.errors import Damaged, ErrorKind, NotFound, StorageError
 from lakewarden.formats.lance import compacting
 from lakewarden.packing import Rules
+
+#: What Lance says if a store did not answer; it has one kind of error for that and for damage.
+_AWAY = re.compile(r"Error performing|HTTP error|error sending request", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ def condition(uri: str, number: int | None, options: Mapping[str, str]) -> Condi
         line = " ".join(str(error).split())[:160]
         if isinstance(error, OSError | ValueError) and "not found" in line.lower():
             raise NotFound(f"{uri} holds no Lance table ({line})") from error
+        if _AWAY.search(line):
+            raise StorageError(ErrorKind.STORAGE, f"{uri} cannot be reached ({line})") from error
         raise Damaged(ErrorKind.CORRUPT_MANIFEST, f"{uri} cannot be opened ({line})") from error
     return Condition(properties, sum(one.files for one in pieces), sum(one.bytes for one in pieces))
 
