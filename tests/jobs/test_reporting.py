@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lakewarden.errors import ErrorKind
@@ -27,7 +29,16 @@ from tests.jobs.small import EXPIRE, ORPHANS, picked
 def test_only_what_looks_like_damage_may_be_the_doing_of_others(
     queue: TaskQueue, world: World, kind: ErrorKind, alone: Failure, in_company: Failure
 ) -> None:
-    claim = picked(queue, world.now(), name=ORPHANS)
+    claim = replace(picked(queue, world.now(), name=ORPHANS), attempt=2)
     assert failure_at_table(queue, claim, kind.value) is alone
     picked(queue, world.now(), name=EXPIRE)
     assert failure_at_table(queue, claim, kind.value) is in_company
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_what_looks_like_damage_is_looked_at_twice(queue: TaskQueue, world: World) -> None:
+    claim = picked(queue, world.now(), name=ORPHANS)
+    kind = ErrorKind.DAMAGED_VERSION.value
+    assert failure_at_table(queue, claim, kind) is Failure.TRANSIENT
+    assert failure_at_table(queue, claim, ErrorKind.BREAKER.value) is Failure.PERMANENT
+    assert failure_at_table(queue, replace(claim, attempt=2), kind) is Failure.PERMANENT

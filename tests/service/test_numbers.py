@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
 from lakewarden.errors import UsageError
@@ -16,7 +18,7 @@ from lakewarden.jobs.tasks import Failure
 from lakewarden.service.app import create_app
 from lakewarden.service.logs import JsonLines, without_secrets
 from lakewarden.service.settings import ServiceSettings
-from lakewarden.service.tracing import OpenTelemetry
+from lakewarden.service.tracing import OpenTelemetry, tracing_to
 from lakewarden.testing.simulation import World
 from tests.service.small import Service
 
@@ -157,61 +159,32 @@ def test_secrets_are_told_by_their_looks(text: str, shown: str) -> None:
 # -- traces --------------------------------------------------------------------------------------
 
 
-class Spans:
-    """A tracer that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.attributes: list[dict[str, Any]] = []
-        self.parents: list[Any] = []
-
-    @contextmanager
-    def start_as_current_span(self, name: str, *, context: Any, kind: Any) -> Iterator[Spans]:
-        from opentelemetry.trace import get_current_span
-
-        self.names.append(name)
-        self.attributes.append({"kind": kind.name})
-        self.parents.append(get_current_span(context).get_span_context().trace_id)
-        yield self
-
-    def update_name(self, name: str) -> None:
-        self.names[-1] = name
-
-    def set_attribute(self, name: str, value: Any) -> None:
-        self.attributes[-1][name] = value
-
-    def set_status(self, status: Any) -> None:
-        self.attributes[-1]["status"] = status.status_code.name
-
-
 def test_traces_go_on_where_the_caller_began(template: Any, tmp_path: Any, world: World) -> None:
-    pytest.importorskip("opentelemetry")
     place = tmp_path / "traced.db"
     place.write_bytes(template.read_bytes())
-    spans = Spans()
-    app = create_app(
-        ServiceSettings(f"sqlite:///{place}"), clock=world, tracing=OpenTelemetry(spans)
-    )
+    kept, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    tracing = OpenTelemetry(provider.get_tracer("test"))
+    app = create_app(ServiceSettings(f"sqlite:///{place}"), clock=world, tracing=tracing)
     with Service.running(app, world) as service:
         lake = service.warehouse()
         trace = "4bf92f3577b34da6a3ce929d0e0e4736"
         service.get(lake.path, headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
         service.get("/nothing")
-    assert spans.names == [
-        "GET /management/v1/warehouse/{warehouse_id}",
-        "GET unmatched",
-    ]
-    assert [one["http.response.status_code"] for one in spans.attributes] == [200, 404]
-    assert spans.attributes[0]["kind"] == "SERVER"
-    assert spans.parents == [int(trace, 16), 0]
+    found, missing = kept.get_finished_spans()
+    assert found.name == "GET /management/v1/warehouse/{warehouse_id}"
+    assert missing.name == "GET unmatched"
+    codes = [(one.attributes or {})["http.response.status_code"] for one in (found, missing)]
+    assert codes == [200, 404]
+    assert found.kind.name == "SERVER"
+    assert found.parent is not None
+    assert found.parent.trace_id == int(trace, 16)
+    assert missing.parent is None
 
 
-def test_traces_without_the_package_are_refused_in_one_line(url: str) -> None:
-    try:
-        import opentelemetry.sdk  # noqa: F401
-    except ImportError:
-        with pytest.raises(UsageError, match=r"lakewarden\[tracing\]"):
-            create_app(ServiceSettings(url, otlp_endpoint="http://127.0.0.1:4318/v1/traces"))
-    else:
-        app = create_app(ServiceSettings(url, otlp_endpoint="http://127.0.0.1:4318/v1/traces"))
-        app.state.parts.database.close()
+def test_traces_without_the_package_are_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(UsageError, match=r"lakewarden\[tracing\]"):
+        tracing_to("http://127.0.0.1:4318/v1/traces")

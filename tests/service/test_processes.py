@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import signal
@@ -11,16 +12,20 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from lakewarden.jobs.queues import TASK_LOG_CLEANUP
 from lakewarden.jobs.tasks import EntityType
 from lakewarden.jobs.tokens import Role, Tokens
 from lakewarden.jobs.warehouses import FoundTable, WarehouseKind, Warehouses
-from lakewarden.jobs.worker import WORKERS
+from lakewarden.jobs.worker import POLL_INTERVAL, WORKERS
 from lakewarden.world import SystemChance
 from tests.jobs.test_worker import wait_until
 from tests.postgres import PostgresServer
@@ -188,3 +193,73 @@ def test_commits_while_no_service_runs_are_found_when_one_starts(tmp_path: Path)
         assert "files fewer" in told["task-data"]["reason"]
         code, _ = server.end()
     assert code == 0
+
+
+# -- traces --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[str, list[Any]]]:
+    """Be an OpenTelemetry collector: yield its address, and the spans that it is sent."""
+    spans: list[Any] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent = ExportTraceServiceRequest()
+            data = self.rfile.read(int(self.headers["content-length"]))
+            packed = self.headers.get("content-encoding") == "gzip"
+            sent.ParseFromString(gzip.decompress(data) if packed else data)
+            spans.extend(
+                span
+                for resource in sent.resource_spans
+                for scope in resource.scope_spans
+                for span in scope.spans
+            )
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as collector:
+        Thread(target=collector.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{collector.server_port}/v1/traces", spans
+        finally:
+            collector.shutdown()
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
+
+
+def test_a_collector_is_sent_requests_and_runs_of_tasks(tmp_path: Path) -> None:
+    alone = dict.fromkeys(WORKERS.values(), "0") | {
+        WORKERS[TASK_LOG_CLEANUP]: "1",
+        POLL_INTERVAL: "100ms",
+    }
+    with collecting() as (endpoint, spans):
+        place = str(tmp_path / "data")
+        # Nobody reads the log meanwhile.
+        quiet = ("--log-level", "error")
+        options = ("--data-directory", place, "--workers", "--otlp-endpoint", endpoint, *quiet)
+        with serving(alone, *options) as server:
+            assert server.call("GET", "/info").status_code == 200
+            wait_until(lambda: bool(_tasks(server, "SCHEDULED")))
+            (task,) = _tasks(server, "SCHEDULED")
+            wanted = {"action": {"action-type": "run-now"}, "task-ids": [task["task-id"]]}
+            answer = server.call("POST", "/project/task/control", json=wanted)
+            assert answer.status_code == 204, answer.text
+            wait_until(lambda: bool(_tasks(server, "SUCCESS")))
+            code, _ = server.end()
+    assert code == 0
+    told = {span.name: attributes(span) for span in spans}
+    assert told["GET /management/v1/info"]["http.response.status_code"] == 200
+    assert told["run task_log_cleanup"]["lakewarden.tasks"] == 1
+
+
+def _tasks(server: Server, status: str) -> list[dict[str, Any]]:
+    answer = server.call("POST", "/project/task/list", json={"status": [status]})
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["tasks"]
+    return found

@@ -81,6 +81,19 @@ def test_expiry_leaves_its_input_alone() -> None:
     assert before == same
 
 
+def test_null_is_as_good_as_nothing() -> None:
+    nothing = (
+        "statistics", "partition-statistics", "snapshot-log", "metadata-log", "refs", "properties",
+    )  # fmt: skip
+    before = table() | dict.fromkeys(nothing)
+    after = without(before, Removal(frozenset({1})), location=WHERE, now_ms=9)
+    assert [one["snapshot-id"] for one in after["snapshots"]] == [
+        one["snapshot-id"] for one in before["snapshots"] if one["snapshot-id"] != 1
+    ]
+    assert {after[name] for name in nothing if name != "metadata-log"} == {None}
+    assert [entry["metadata-file"] for entry in after["metadata-log"]] == [WHERE]
+
+
 def test_successor_names_its_predecessor_and_trims_the_log() -> None:
     before = table() | {"properties": {"write.metadata.previous-versions-max": "2"}}
     log = [{"timestamp-ms": n, "metadata-file": f"{n}.json"} for n in range(5)]

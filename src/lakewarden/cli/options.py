@@ -107,6 +107,16 @@ RemoteOpt = Annotated[
 ConfOpt = Annotated[
     list[str], typer.Option("--conf", metavar="K=V", help="A Spark setting; repeatable.")
 ]
+OtlpOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--otlp-endpoint",
+        metavar="URL",
+        envvar="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        show_envvar=False,
+        help="Send traces to this OpenTelemetry collector.",
+    ),
+]
 RateOpt = Annotated[
     float | None, typer.Option("--rate-limit", metavar="N", help="Delete at most N keys a second.")
 ]

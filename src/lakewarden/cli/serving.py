@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakewarden.cli import output
-from lakewarden.cli.options import DATABASE_VARIABLES, JsonOpt
+from lakewarden.cli.options import DATABASE_VARIABLES, JsonOpt, OtlpOpt
 from lakewarden.errors import ErrorKind, Refused, UsageError
 from lakewarden.model import parse_duration
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from lakewarden.jobs.tokens import Audit, Principal, Tokens
     from lakewarden.jobs.worker import WorkerSettings
+    from lakewarden.service.tracing import Tracing
 
 app = typer.Typer(help="Make, show and revoke tokens of the service.", no_args_is_help=True)
 
@@ -113,16 +114,7 @@ def serve(
     log_level: Annotated[
         Level, typer.Option("--log-level", help="What is worth a line in the log.")
     ] = Level.info,
-    otlp_endpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--otlp-endpoint",
-            metavar="URL",
-            envvar="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-            show_envvar=False,
-            help="Send traces to this OpenTelemetry collector.",
-        ),
-    ] = None,
+    otlp_endpoint: OtlpOpt = None,
 ) -> None:
     """Serve the management API, and run tasks.
 
@@ -143,14 +135,16 @@ def serve(
         from lakewarden.service.app import create_app
         from lakewarden.service.logs import log_to_stderr
         from lakewarden.service.settings import ServiceSettings
+        from lakewarden.service.tracing import tracing_to
 
-        settings = ServiceSettings(url, authenticate=authenticate, otlp_endpoint=otlp_endpoint)
-        application = create_app(settings)
+        tracing = tracing_to(otlp_endpoint)
+        settings = ServiceSettings(url, authenticate=authenticate)
+        application = create_app(settings, tracing=tracing)
         log_to_stderr(log_level.value)
         shown = f"[{address}]" if ":" in address else address
         access = "a token is needed" if authenticate else "this machine only, no token needed"
         output.to_stderr(f"serving  http://{shown}:{bound} ({access})")
-        _run(application, _workers(url) if workers else None, listener)
+        _run(application, _workers(url, tracing) if workers else None, listener)
 
 
 def _run(application: FastAPI, working: WorkerSettings | None, listener: socket.socket) -> None:
@@ -206,9 +200,10 @@ def _run(application: FastAPI, working: WorkerSettings | None, listener: socket.
         raise failed[0]
 
 
-def _workers(database_url: str) -> WorkerSettings:
+def _workers(database_url: str, tracing: Tracing) -> WorkerSettings:
     """Return how this process works on tasks."""
     import os
+    from dataclasses import replace
 
     from lakewarden.cli.options import read_engine
     from lakewarden.cli.working import engine_of
@@ -216,7 +211,8 @@ def _workers(database_url: str) -> WorkerSettings:
 
     # How many loops each queue has is the environment's to say, here as for lakewarden worker.
     engine = engine_of(read_engine(None, None, []))
-    return WorkerSettings.of(os.environ, database_url, engine)  # noqa: TID251
+    found = WorkerSettings.of(os.environ, database_url, engine)  # noqa: TID251
+    return replace(found, around=tracing.batch)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lakewarden.cli import output
-from lakewarden.cli.options import DATABASE_VARIABLES, ConfOpt, MasterOpt, RemoteOpt, read_engine
+from lakewarden.cli.options import (
+    DATABASE_VARIABLES,
+    ConfOpt,
+    MasterOpt,
+    OtlpOpt,
+    RemoteOpt,
+    read_engine,
+)
 from lakewarden.errors import ErrorKind, UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +43,7 @@ def worker(
     master: MasterOpt = None,
     remote: RemoteOpt = None,
     conf: ConfOpt = [],
+    otlp_endpoint: OtlpOpt = None,
 ) -> None:
     """Work on tasks: expire versions, remove orphan files, optimize, clean the task log.
 
@@ -50,6 +59,7 @@ def worker(
     """
     from lakewarden.jobs.worker import WorkerSettings, run_workers
     from lakewarden.service.logs import log_to_stderr
+    from lakewarden.service.tracing import tracing_to
 
     if not database_url:
         raise UsageError(
@@ -59,6 +69,7 @@ def worker(
     settings = WorkerSettings.of(
         os.environ, database_url, engine_of(read_engine(master, remote, conf))
     )
+    settings = replace(settings, around=tracing_to(otlp_endpoint).batch)
     log_to_stderr("info")
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -33,11 +33,12 @@ def failure_at_table(queue: TaskQueue, claim: Claim, kind: str | None) -> Failur
     """Tell failures that stay from those that may pass.
 
     Expiry takes a version's files before the version itself, so whoever looks at the table in between,
-    or after it was killed, sees what looks like damage.  What else is wrong is wrong with or without
-    others.
+    or after it was killed, sees what looks like damage.  Tasks are asked about; a cleanup by hand
+    nobody here knows of, so damage counts when it is seen a second time.  What else is wrong is wrong
+    with or without others.
     """
     failure = results.failure_of(kind)
-    if results.is_damage(kind) and queue.had_company(claim):
+    if results.is_damage(kind) and (claim.attempt == 1 or queue.had_company(claim)):
         return Failure.TRANSIENT
     return failure
 

@@ -285,8 +285,8 @@ def _scattered(
     raw: Mapping[str, Any], current: int | None, properties: Mapping[str, str]
 ) -> Fragmentation | None:
     """Estimate from the snapshot's own summary how scattered a table is; no manifest is opened."""
-    head = next((one for one in raw.get("snapshots", ()) if one["snapshot-id"] == current), None)
-    told = (head or {}).get("summary", {})
+    head = next((one for one in raw.get("snapshots") or () if one["snapshot-id"] == current), None)
+    told = (head or {}).get("summary") or {}
     try:
         files, size = int(told["total-data-files"]), int(told["total-files-size"])
         target = int(properties.get(_TARGET_SIZE, _TARGET_BYTES))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Event, Lock, Thread
 from typing import TypeVar
@@ -29,6 +29,7 @@ from lakewarden.jobs.queues import (
     TASK_LOG_CLEANUP,
 )
 from lakewarden.jobs.running import Engine, Runner
+from lakewarden.jobs.tasks import Claim
 from lakewarden.jobs.warehouses import Warehouses
 from lakewarden.pipeline.frames import answers
 from lakewarden.world import SystemChance
@@ -77,6 +78,8 @@ class WorkerSettings:
     detect_seconds: float = 60.0
     #: Keys that this process may delete in a second; None for no limit.
     rate_limit: float | None = None
+    #: Surrounds every run of tasks that were picked together.
+    around: Callable[[Sequence[Claim]], AbstractContextManager[object]] = nullcontext
 
     @classmethod
     def of(
@@ -244,7 +247,8 @@ class _Loop:
                 continue
             if claims:
                 _LOG.info("%s: %d tasks were picked", self.name, len(claims))
-                self.runner.run(claims)
+                with self.settings.around(claims):
+                    self.runner.run(claims)
             else:
                 pause = self.queue.chance.below(_JITTER_MS) / 1000
                 self.stop.wait(self.settings.poll_seconds + pause)

@@ -13,7 +13,7 @@ from lakewarden.service import failures, openapi, queues, status, tasks, warehou
 from lakewarden.service.metrics import Metrics
 from lakewarden.service.parts import Parts, open_parts
 from lakewarden.service.settings import ServiceSettings
-from lakewarden.service.tracing import Tracing, tracing_to
+from lakewarden.service.tracing import NoTracing, Tracing
 from lakewarden.service.watch import Watch
 from lakewarden.world import Clock, SystemClock
 
@@ -25,7 +25,6 @@ def create_app(
 
     `clock` replaces the database's, for tests.
     """
-    traces = tracing or tracing_to(settings.otlp_endpoint, lakewarden.__version__)
     parts = open_parts(settings, clock=clock)
     metrics = Metrics(parts.database)
     app = FastAPI(
@@ -41,7 +40,7 @@ def create_app(
                 Watch,
                 clock=SystemClock(),
                 metrics=metrics,
-                tracing=traces,
+                tracing=tracing or NoTracing(),
                 body_bytes_max=settings.body_bytes_max,
             )
         ],

@@ -17,5 +17,3 @@ class ServiceSettings:
     #: Whether callers need a token.  Without, only callers on this machine are answered.
     authenticate: bool = True
     body_bytes_max: int = BODY_BYTES_MAX
-    #: Where traces go; None: nowhere.
-    otlp_endpoint: str | None = None

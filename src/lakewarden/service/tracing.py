@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+import lakewarden
 from lakewarden.errors import ErrorKind, UsageError
+from lakewarden.jobs.tasks import Claim
+
+#: Ids of tasks that a trace names, of those that share a run.
+_IDS_MAX = 100
 
 
 class Span(Protocol):
@@ -21,11 +26,16 @@ class Span(Protocol):
 
 
 class Tracing(Protocol):
-    """Says of every request that it began and how it ended."""
+    """Says of every request, and of every run of tasks, that it began and how it ended."""
 
     @contextmanager
     def request(self, scope: Scope, headers: Headers) -> Iterator[Span]:
         """Surround a request."""
+        ...
+
+    @contextmanager
+    def batch(self, claims: Sequence[Claim]) -> Iterator[None]:
+        """Surround a run of tasks that were picked together."""
         ...
 
 
@@ -38,6 +48,10 @@ class NoTracing:
 
     def end(self, route: str, status: int) -> None:
         pass
+
+    @contextmanager
+    def batch(self, claims: Sequence[Claim]) -> Iterator[None]:  # noqa: ARG002
+        yield
 
 
 class OpenTelemetry:
@@ -59,6 +73,19 @@ class OpenTelemetry:
         with self._tracer.start_as_current_span(method, context=parent, kind=self._kind) as span:
             yield _OpenSpan(span, method, self._failed)
 
+    @contextmanager
+    def batch(self, claims: Sequence[Claim]) -> Iterator[None]:
+        first = claims[0]
+        told: dict[str, Any] = {
+            "lakewarden.queue": first.queue,
+            "lakewarden.tasks": len(claims),
+            "lakewarden.task_ids": [str(claim.task_id) for claim in claims[:_IDS_MAX]],
+        }
+        if first.scope.warehouse_id is not None:
+            told["lakewarden.warehouse_id"] = str(first.scope.warehouse_id)
+        with self._tracer.start_as_current_span(f"run {first.queue}", attributes=told):
+            yield
+
 
 class _OpenSpan:
     def __init__(self, span: Any, method: str, failed: Any) -> None:
@@ -75,7 +102,7 @@ class _OpenSpan:
             self._span.set_status(self._failed)
 
 
-def tracing_to(endpoint: str | None, version: str) -> Tracing:
+def tracing_to(endpoint: str | None) -> Tracing:
     """Return what sends traces to a collector, or to nobody without an endpoint."""
     if endpoint is None:
         return NoTracing()
@@ -92,7 +119,9 @@ def tracing_to(endpoint: str | None, version: str) -> Tracing:
             f"traces need OpenTelemetry, which does not load ({error.name}); "
             "pip install 'lakewarden[tracing]', or leave --otlp-endpoint out",
         ) from error
-    resource = Resource.create({"service.name": "lakewarden", "service.version": version})
+    resource = Resource.create(
+        {"service.name": "lakewarden", "service.version": lakewarden.__version__}
+    )
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return OpenTelemetry(provider.get_tracer("lakewarden"))

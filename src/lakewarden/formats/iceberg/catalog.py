@@ -335,8 +335,8 @@ def _check_same(found: str, expected: str) -> None:
 
 def _check_whole(raw: Mapping[str, Any]) -> None:
     """Refuse metadata in which something points to a snapshot that is not there."""
-    there = {one["snapshot-id"] for one in raw.get("snapshots", ())}
-    needed = {ref["snapshot-id"] for ref in raw.get("refs", {}).values()}
+    there = {one["snapshot-id"] for one in raw.get("snapshots") or ()}
+    needed = {ref["snapshot-id"] for ref in (raw.get("refs") or {}).values()}
     needed |= {raw.get("current-snapshot-id")} - {None, -1}
     if not needed <= there:
         raise CommitFailedException("a ref names a snapshot that was to go")

@@ -260,20 +260,22 @@ def without(
     Everything else stays as it was written, known to this release or not.
     """
     gone, after = removal.snapshot_ids, dict(raw)
+    # Some writers say null for what is not there.
+    there = {name: value for name, value in raw.items() if value is not None}
     for name in ("snapshots", "statistics", "partition-statistics"):
-        if name in raw:
+        if name in there:
             after[name] = [one for one in raw[name] if one["snapshot-id"] not in gone]
-    if "snapshot-log" in raw:
+    if "snapshot-log" in there:
         after["snapshot-log"] = _without_gaps(raw["snapshot-log"], gone)
-    if "refs" in raw:
+    if "refs" in there:
         after["refs"] = {name: ref for name, ref in raw["refs"].items() if name not in removal.refs}
     log = [
-        *raw.get("metadata-log", ()),
-        {"timestamp-ms": raw.get("last-updated-ms", 0), "metadata-file": location},
+        *there.get("metadata-log", ()),
+        {"timestamp-ms": there.get("last-updated-ms", 0), "metadata-file": location},
     ]
-    properties = raw.get("properties", {})
+    properties = there.get("properties", {})
     after["metadata-log"] = log[-previous_versions_max(properties) :]
-    after["last-updated-ms"] = max(now_ms, raw.get("last-updated-ms", 0))
+    after["last-updated-ms"] = max(now_ms, there.get("last-updated-ms", 0))
     return after
 
 
