@@ -70,6 +70,15 @@ def internal_error() -> Response:
     return error_response(500, _TYPES[500], "a request failed in a way nobody foresaw")
 
 
+def bad_framing() -> Response:
+    """Return the answer to a request whose end nobody can be sure of; nothing more is read after it."""
+    message = (
+        "the request has both Content-Length and Transfer-Encoding, so its end is not sure; send one "
+        "of them; nothing was done"
+    )
+    return error_response(400, _TYPES[400], message, {"connection": "close"})
+
+
 def install(app: FastAPI) -> None:
     """Let every failure of an application be answered like this."""
     app.add_exception_handler(LakewardenError, _refused)

@@ -12,7 +12,7 @@ from uuid import UUID
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lakewarden.service.failures import internal_error, web_error
+from lakewarden.service.failures import bad_framing, internal_error, web_error
 from lakewarden.service.logs import request_id
 from lakewarden.service.metrics import Metrics
 from lakewarden.service.tracing import Tracing
@@ -48,7 +48,8 @@ class Watch:
         try:
             with self.tracing.request(scope, headers) as span:
                 try:
-                    await self.app(scope, _Bounded(receive, headers, self.body_bytes_max), answer)
+                    app = bad_framing() if _has_two_lengths(headers) else self.app
+                    await app(scope, _Bounded(receive, headers, self.body_bytes_max), answer)
                 except Exception:  # noqa: BLE001  # the last that can answer; logs all of it
                     response = internal_error()
                     if not answer.started:
@@ -78,6 +79,11 @@ class Watch:
                 "caller": None if caller is None else caller.name,
             },
         )
+
+
+def _has_two_lengths(headers: Headers) -> bool:
+    """Tell whether a body has an end by each of two rules, so that others may see another end."""
+    return "content-length" in headers and "transfer-encoding" in headers
 
 
 def _id_of(headers: Headers) -> str:
@@ -121,18 +127,17 @@ class _Bounded:
         self._receive = receive
         self._most = most
         said = headers.get("content-length", "")
-        self._seen = int(said) if said.isdecimal() and len(said) < 20 else 0
-        self._counts = not self._seen
+        self._said = int(said) if said.isdecimal() and len(said) < 20 else 0
+        self._seen = 0
 
     async def __call__(self) -> Message:
-        if self._seen > self._most:
-            raise self._too_large()
+        # One that is said to be too large is not read at all.
+        self._check(self._said)
         message = await self._receive()
-        if self._counts:
-            self._seen += len(message.get("body", b""))
-            if self._seen > self._most:
-                raise self._too_large()
+        self._seen += len(message.get("body", b""))
+        self._check(self._seen)
         return message
 
-    def _too_large(self) -> Exception:
-        return web_error(413, f"the body is larger than {self._most} bytes; nothing was done")
+    def _check(self, size: int) -> None:
+        if size > self._most:
+            raise web_error(413, f"the body is larger than {self._most} bytes; nothing was done")
