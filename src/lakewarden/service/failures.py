@@ -41,15 +41,24 @@ _TYPES = {
 #: As much of a message as anyone reads.
 _MESSAGE_MAX = 1000
 _PROBLEMS_MAX = 3
+_LATER = {"retry-after": "5"}
 _OURS = (
     "the service could not do this; its operator finds the reason in the log, under the error's id"
 )
 
 
 def error_response(
-    code: int, name: str, message: str, headers: Mapping[str, str] | None = None
+    code: int,
+    name: str,
+    message: str,
+    headers: Mapping[str, str] | None = None,
+    *,
+    told: bool = False,
 ) -> Response:
-    """Return an error's answer.  From 500 on, only the id that the log has it under is told."""
+    """Return an error's answer.
+
+    From 500 on, only the id that the log has it under is told, unless the message is meant for callers.
+    """
     error: dict[str, Any] = {"message": message[:_MESSAGE_MAX], "type": name, "code": code}
     if code >= 500:
         number = UUID(fresh_id())
@@ -60,7 +69,8 @@ def error_response(
             exc_info=sys.exc_info()[0] is not None,
             extra={"action": "error_response", "error_id": str(number), "type": name},
         )
-        error["message"] = _OURS
+        if not told:
+            error["message"] = _OURS
         error["stack"] = [f"Error ID: {number}"]
     return JSONResponse({"error": error}, code, headers=dict(headers or {}))
 
@@ -91,14 +101,15 @@ def answer(error: LakewardenError) -> Response:
     message = without_secrets(error.message)
     match error:
         case RequestRefused():
-            return error_response(error.code, error.name, message)
+            later = _LATER if error.code == 503 else None
+            return error_response(error.code, error.name, message, later, told=True)
         case UsageError():
             return error_response(400, _TYPES[400], message)
         case Conflict():
             return error_response(409, "Conflict", message)
         case StorageError():
             # The service's own database; what warehouses raise is translated where it happens.
-            return error_response(503, _TYPES[503], message, {"retry-after": "5"})
+            return error_response(503, _TYPES[503], message, _LATER)
         case _:
             return error_response(500, _TYPES[500], message)
 

@@ -20,8 +20,12 @@ from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.tasks import Scope
 from lakewarden.jobs.tokens import Audit, Tokens
 from lakewarden.jobs.warehouses import Warehouses
+from lakewarden.service.aside import Aside
 from lakewarden.service.settings import ServiceSettings
 from lakewarden.world import Chance, Clock, SystemChance
+
+#: Those who ask how the service is, at the same time.
+_ASKED_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,10 @@ class Parts:
     warehouses: Warehouses
     tokens: Tokens
     audit: Audit
+    #: For looks at warehouses, whose storage or catalog may stay silent.
+    looking: Aside
+    #: For asking the database how it is, whatever else goes on.
+    asking: Aside
 
     @property
     def discovery(self) -> Discovery:
@@ -77,10 +85,13 @@ def open_parts(
         Warehouses(database, chance),
         Tokens(database, chance),
         Audit(database, chance),
+        Aside(settings.looks_max, settings.look_seconds),
+        Aside(_ASKED_AT_ONCE, settings.health_seconds),
     )
 
 
-def _parts(request: Request) -> Parts:
+# Not in a thread: those may all be taken.
+async def _parts(request: Request) -> Parts:
     parts = request.app.state.parts
     assert isinstance(parts, Parts)
     return parts

@@ -17,3 +17,8 @@ class ServiceSettings:
     #: Whether callers need a token.  Without, only callers on this machine are answered.
     authenticate: bool = True
     body_bytes_max: int = BODY_BYTES_MAX
+    #: So many warehouses are looked at on request at the same time, each for so long.
+    looks_max: int = 4
+    look_seconds: float = 300.0
+    #: How long the database may take to say that it is there.
+    health_seconds: float = 5.0

@@ -13,9 +13,10 @@ from lakewarden.errors import StorageError
 from lakewarden.jobs.queues import QUEUES
 from lakewarden.jobs.tasks import DEFAULT_PROJECT
 from lakewarden.jobs.tokens import Role
+from lakewarden.service.aside import Full
 from lakewarden.service.gate import MANAGEMENT, OPEN, ROLE, GuardedRoute, needs
 from lakewarden.service.metrics import CONTENT_TYPE
-from lakewarden.service.parts import PartsOf
+from lakewarden.service.parts import Parts, PartsOf
 from lakewarden.service.warehouses import PageSize, PageToken, page_size
 from lakewarden.service.wire import AuditList, AuditRow, Health, ServerInfo
 
@@ -62,16 +63,31 @@ def list_audit(parts: PartsOf, token: PageToken = None, size: PageSize = None) -
     responses={503: {"model": Health, "description": "The database does not answer."}},
     openapi_extra={ROLE: OPEN},
 )
-def show_health(parts: PartsOf) -> Response:
-    try:
-        with parts.database.reading() as connection:
-            connection.execute(sa.select(1))
-    except StorageError as error:
-        log.warning("%s", error.message, extra={"action": "health"})
+async def show_health(parts: PartsOf) -> Response:
+    # Told without any of the threads that answer requests: also when all of them wait.
+    problem = await _problem_of(parts)
+    if problem is not None:
+        log.warning("%s", problem, extra={"action": "health"})
         return JSONResponse(
             {"health": "unhealthy", "services": {"database": "unhealthy"}}, status_code=503
         )
     return JSONResponse({"health": "healthy", "services": {"database": "healthy"}})
+
+
+async def _problem_of(parts: Parts) -> str | None:
+    def ask() -> None:
+        with parts.database.reading() as connection:
+            connection.execute(sa.select(1))
+
+    try:
+        await parts.asking.run(ask)
+    except StorageError as error:
+        return error.message
+    except Full:
+        return "the database was asked how it is, again and again, and has not answered yet"
+    except TimeoutError:
+        return f"the database has not answered for {parts.asking.seconds:g} seconds"
+    return None
 
 
 @outside.get(

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 
+from lakewarden.errors import ErrorKind
 from lakewarden.expiry import ENCRYPTION_KEY, GC_ENABLED
 from lakewarden.jobs.config import SETTINGS
-from lakewarden.jobs.discovery import check_place, discover
+from lakewarden.jobs.discovery import NewPlace, check_place, discover
 from lakewarden.jobs.listing import PAGE_SIZE, PAGE_SIZE_MAX
 from lakewarden.jobs.refusals import RequestRefused, bad_request
 from lakewarden.jobs.tasks import Scope
 from lakewarden.jobs.tokens import Role
-from lakewarden.jobs.warehouses import Access
+from lakewarden.jobs.warehouses import FoundTable
+from lakewarden.service.aside import Full
 from lakewarden.service.gate import MANAGEMENT, GuardedRoute, needs
-from lakewarden.service.parts import PartsOf
+from lakewarden.service.parts import Parts, PartsOf
 from lakewarden.service.scopes import ProjectScope, WarehouseScope
 from lakewarden.service.wire import (
     RefreshedTables,
@@ -54,19 +59,29 @@ def page_size(given: int | None) -> int:
     response_model=RegisteredWarehouse,
     openapi_extra=needs(Role.ADMIN),
 )
-def register(
+async def register(
     request: Request, parts: PartsOf, scope: ProjectScope, body: RegisterWarehouse
 ) -> RegisteredWarehouse:
-    access = Access(body.storage_options, body.catalog_properties)
-    place = check_place(body.kind, body.location, access)
+    place = check_place(body.kind, body.location, body.access)
     # First: what cannot be read is not registered.
-    found = discover(place, access)
+    found = await _look(parts, partial(discover, place, body.access))
+    return await run_in_threadpool(_register, request, parts, scope, body, place, found)
+
+
+def _register(
+    request: Request,
+    parts: Parts,
+    scope: Scope,
+    body: RegisterWarehouse,
+    place: NewPlace,
+    found: Sequence[FoundTable],
+) -> RegisteredWarehouse:
     with parts.database.writing() as connection:
         made = parts.warehouses.register(
             body.warehouse_name,
             place.kind,
             place.location,
-            access=access,
+            access=body.access,
             project_id=scope.project_id,
             joined=connection,
         )
@@ -76,6 +91,27 @@ def register(
     # If this comes to nothing, whoever looks for changes finds the tables.
     parts.warehouses.refresh(made.id, found)
     return RegisteredWarehouse(warehouse_id=made.id, tables=len(found))
+
+
+async def _look(parts: Parts, look: Callable[[], list[FoundTable]]) -> list[FoundTable]:
+    """Look at a warehouse beside everything else: whoever is asked there may stay silent."""
+    try:
+        return await parts.looking.run(look)
+    except Full:
+        raise RequestRefused(
+            ErrorKind.STORAGE,
+            "ServiceUnavailable",
+            503,
+            f"{parts.settings.looks_max} warehouses are being looked at, and this service looks at no "
+            "more of them at once; nothing was done: try again in a while",
+        ) from None
+    except TimeoutError:
+        raise bad_request(
+            "WarehouseNotReadable",
+            f"the warehouse cannot be read: looking at it took longer than {parts.looking.seconds:g} "
+            "seconds; nothing was done: check that its storage and its catalog answer",
+            ErrorKind.STORAGE,
+        ) from None
 
 
 @router.get(
@@ -149,10 +185,19 @@ def list_tables(
     response_model=RefreshedTables,
     openapi_extra=needs(Role.OPERATE),
 )
-def refresh_tables(request: Request, parts: PartsOf, scope: WarehouseScope) -> RefreshedTables:
+async def refresh_tables(
+    request: Request, parts: PartsOf, scope: WarehouseScope
+) -> RefreshedTables:
+    assert scope.warehouse_id is not None
+    found = await _look(parts, partial(parts.discovery.find, scope.warehouse_id))
+    return await run_in_threadpool(_refresh, request, parts, scope, found)
+
+
+def _refresh(
+    request: Request, parts: Parts, scope: Scope, found: Sequence[FoundTable]
+) -> RefreshedTables:
     assert scope.warehouse_id is not None
     before = {one.id for one in parts.warehouses.tables(scope.warehouse_id)}
-    found = parts.discovery.find(scope.warehouse_id)
     # First: there may be so many tables that they are made known in several transactions.
     parts.note(request, "refresh_tables", scope, {"tables_found": len(found)})
     after = {one.id for one in parts.warehouses.refresh(scope.warehouse_id, found)}

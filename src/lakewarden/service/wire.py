@@ -34,7 +34,7 @@ from lakewarden.jobs.tasks import (
     TaskStatus,
 )
 from lakewarden.jobs.tokens import AuditEntry
-from lakewarden.jobs.warehouses import TableEntity, WarehouseInfo, WarehouseKind
+from lakewarden.jobs.warehouses import Access, TableEntity, WarehouseInfo, WarehouseKind
 
 #: Whole numbers that fit into 64 bits.
 _INT64 = 2**63
@@ -398,6 +398,10 @@ class RegisterWarehouse(Wire):
     storage_options: dict[str, _Text] = Field(default_factory=dict, max_length=100, repr=False)
     #: How to reach the catalog, or the log's database; the same.
     catalog_properties: dict[str, _Text] = Field(default_factory=dict, max_length=100, repr=False)
+
+    @property
+    def access(self) -> Access:
+        return Access(self.storage_options, self.catalog_properties)
 
 
 class RegisteredWarehouse(Wire):
