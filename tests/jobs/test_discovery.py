@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import lance
@@ -10,7 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from lakewarden.errors import LakewardenError
+from lakewarden.jobs.commits import Change
+from lakewarden.jobs.discovery import check_place, discover
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
+from lakewarden.jobs.refusals import RequestRefused
 from lakewarden.jobs.schema import TASK_CONFIG, WAREHOUSE
 from lakewarden.jobs.sources import LanceDirectory, OwnTables, open_source
 from lakewarden.jobs.tasks import EntityType, TaskStatus
@@ -249,6 +253,117 @@ def test_damaged_table_keeps_no_other_from_being_found(lab: Lab, tmp_path: Path)
     found = lab.lance(tmp_path / "lake").tables()
     assert found.keys() == {"bad", "good"}
     assert found["good"].properties == {"lakewarden.optimize.enabled": "true"}
+
+
+@pytest.mark.parametrize("by", ["detect", "refresh"])
+def test_commit_that_is_written_down_meanwhile_is_not_undone(
+    lab: Lab, tmp_path: Path, by: str
+) -> None:
+    place = lance_table(tmp_path / "lake" / "t.lance", 1)
+    lance.dataset(str(place)).update_config({"owner": "ada"})
+    warehouse = lab.lance(tmp_path / "lake")
+    (table,) = warehouse.tables().values()
+    assert (table.properties, table.marker) == ({"owner": "ada"}, None)
+    if by == "detect":
+        # Nobody but the commit can say what it says now.
+        for manifest in (place / "_versions").iterdir():
+            manifest.write_bytes(b"nonsense")
+    commit = Change(table.id, "m1", lab.database.clock.now(), {"gc.enabled": "false"})
+    found = lab.discovery.find(warehouse.info.id)
+    reads: list[str] = []
+
+    def between(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        reads.append(statement)
+        if "FROM entity" in statement and sum("FROM entity" in one for one in reads) == 1:
+            lab.discovery.commits.record(warehouse.scope, [commit])
+
+    sa.event.listen(lab.database.engine, "after_cursor_execute", between)
+    try:
+        if by == "detect":
+            lab.discovery.detect(warehouse.info.id)
+        else:
+            changed = [replace(one, properties={"owner": "eve"}) for one in found]
+            lab.warehouses.refresh(warehouse.info.id, changed)
+    finally:
+        sa.event.remove(lab.database.engine, "after_cursor_execute", between)
+    (after,) = lab.warehouses.tables(warehouse.info.id)
+    assert (after.properties, after.marker) == ({"gc.enabled": "false"}, "m1")
+    # Nor by who looks later, but asked the table before.
+    lab.warehouses.refresh(warehouse.info.id, found)
+    assert lab.warehouses.tables(warehouse.info.id) == [after]
+
+
+def test_what_a_log_of_ours_says_of_a_table_is_noticed(lab: Lab, tmp_path: Path) -> None:
+    lake = new_lake(tmp_path / "wh")
+    lake.lance("create", "points", 1)
+    own = lab.register(WarehouseKind.LAKEWARDEN, str(lake.root))
+    lab.discovery.detect(own.info.id)
+    off = {"lakewarden.optimize.enabled": "false"}
+    # No version of the table is made by this.
+    lake.warehouse.set_properties(off, ("db", "points"))
+    lab.discovery.detect(own.info.id)
+    (table,) = lab.warehouses.tables(own.info.id)
+    assert table.properties == off
+    lake.warehouse.set_properties(dict.fromkeys(off), ("db", "points"))
+    lab.discovery.detect(own.info.id)
+    (table,) = lab.warehouses.tables(own.info.id)
+    assert table.properties == {}
+
+
+def test_only_some_tables_are_asked_while_somebody_waits(lab: Lab, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    for name in ("a", "b", "c"):
+        lance_table(lake / f"{name}.lance", 1)
+        lance.dataset(str(lake / f"{name}.lance")).update_config({"owner": name})
+    place = check_place(WarehouseKind.LANCE, str(lake), Access())
+    found = discover(place, Access(), asked_max=2)
+    assert [one.properties for one in found] == [{"owner": "a"}, {"owner": "b"}, None]
+    warehouse = lab.lance(lake)
+    hasty = replace(lab.discovery, asked_max=1)
+    for _ in range(2):
+        lab.warehouses.refresh(warehouse.info.id, hasty.find(warehouse.info.id))
+    known = lab.warehouses.tables(warehouse.info.id)
+    assert [one.properties for one in known] == [{"owner": "a"}, {}, {}]
+    # The detector asks them all, and from then on nobody who waits asks them again.
+    lab.discovery.detect(warehouse.info.id)
+    known = lab.warehouses.tables(warehouse.info.id)
+    assert [one.properties for one in known] == [{"owner": "a"}, {"owner": "b"}, {"owner": "c"}]
+    assert [one.properties for one in lab.discovery.find(warehouse.info.id)] == [None] * 3
+
+
+def test_table_whose_storage_says_no_keeps_no_other_from_being_found(
+    lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("bad", "good"):
+        iceberg_table(tmp_path, name, 1, **{"gc.enabled": "false"})
+    properties = iceberg.catalog_properties(tmp_path)
+    engine = sa.create_engine(properties["uri"])
+    elsewhere = sa.text(
+        "UPDATE iceberg_tables SET metadata_location = 's3://bucket/m.json' WHERE table_name = :name"
+    )
+    with engine.begin() as connection:
+        connection.execute(elsewhere, {"name": "bad"})
+    nobody = {"aws_endpoint": "http://127.0.0.1:1", "client_max_retries": "0"}
+    keys = {"aws_access_key_id": "k-7f3a91bc", "aws_secret_access_key": "sk-7f3a91bc"}
+    access = Access({**nobody, **keys}, properties)
+    place = check_place(WarehouseKind.ICEBERG, "lake", access)
+    assert {one.name[-1]: one.properties for one in discover(place, access)} == {
+        "bad": None,
+        "good": {"gc.enabled": "false"},
+    }
+    assert "table db.bad could not be looked at: " in caplog.text
+    assert "7f3a91bc" not in caplog.text
+    found = lab.register(WarehouseKind.ICEBERG, "lake", access).tables()
+    assert {name: one.properties for name, one in found.items()} == {
+        "bad": {},
+        "good": {"gc.enabled": "false"},
+    }
+    # If all of them say no, whoever registers has given the wrong credentials.
+    with engine.begin() as connection:
+        connection.execute(elsewhere, {"name": "good"})
+    with pytest.raises(RequestRefused) as error:
+        discover(place, access)
+    assert error.value.name == "WarehouseNotReadable"
 
 
 def lance_table_that_panics(place: Path) -> None:

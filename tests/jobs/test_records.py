@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Barrier
@@ -193,6 +194,27 @@ def test_a_table_that_is_back_is_looked_at_again(queue: TaskQueue, world: World)
     warehouses.refresh(lake, found("b"))
     warehouses.refresh(lake, found("a", "b"))
     assert commits.unseen(scope, {one.id: "m1", two.id: "m1"}) == [one.id]
+
+
+def test_what_a_commit_says_is_not_undone_by_who_looked_before(
+    queue: TaskQueue, world: World
+) -> None:
+    warehouses, commits = Warehouses(queue.database, world), Commits(queue)
+    lake = warehouses.register("lake", WarehouseKind.ICEBERG, "c").id
+    one, two = warehouses.refresh(lake, found("a", "b", owner="ada"))
+    commit = Change(one.id, "m1", world.now(), {"gc.enabled": "false"})
+    commits.record(Scope(warehouse_id=lake), [commit])
+    # The place of both is another, so both are written.
+    moved = [replace(table, target=f"{table.target}x") for table in found("a", "b", owner="eve")]
+    one, two = warehouses.refresh(lake, moved)
+    assert (one.target, one.properties) == ("iceberg://c/db.ax", {"gc.enabled": "false"})
+    assert (two.target, two.properties) == ("iceberg://c/db.bx", {"owner": "eve"})
+    # Who has not asked a table says nothing for it.
+    unasked = [replace(table, properties=None) for table in found("a", "b")]
+    assert [table.properties for table in warehouses.refresh(lake, unasked)] == [
+        one.properties,
+        two.properties,
+    ]
 
 
 def test_tables_do_not_all_vanish_at_once(

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 from uuid import UUID
 
 from lakewarden.errors import (
@@ -47,11 +47,16 @@ TOGETHER = 16
 #: Tables that are looked at, and written down, together.
 _CHUNK = 200
 _TABLES_MAX = 100_000
+#: Tables that are asked what they say while somebody waits: some seconds of requests.
+ASKED_MAX = 1000
 _CATALOG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 #: They name Python classes to be loaded: whoever sets them runs code in this process.
 _LOADS_CODE = re.compile(r"(?i)py-|.*[-.]impl$|auth\.")
 
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+#: What a table is called: its id, or its name as long as it has none.
+Key = TypeVar("Key", bound=UUID | tuple[str, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +90,19 @@ def check_place(kind: WarehouseKind, location: str, access: Access) -> NewPlace:
     return NewPlace(kind, Location.parse(location).uri)
 
 
-def discover(place: Place, access: Access) -> list[FoundTable]:
-    """Return the tables of a place with what they say themselves, or raise WarehouseNotReadable."""
+def discover(place: Place, access: Access, *, asked_max: int = ASKED_MAX) -> list[FoundTable]:
+    """Return the tables of a place with what they say themselves, or raise WarehouseNotReadable.
+
+    Only some are asked what they say, for somebody waits; the detector asks the others.  If none of
+    them can be asked, the warehouse cannot be read.
+    """
     with _readable(access):
         source = open_source(place, access)
-        return _with_properties(source, source.find())
+        found = _few_enough(source.find())
+        told, troubles = _asked(source, found[:asked_max], access)
+        if troubles and not told:
+            raise troubles[0]
+        return _with(found, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +111,22 @@ class Discovery:
 
     warehouses: Warehouses
     commits: Commits
+    asked_max: int = ASKED_MAX
 
     def find(self, warehouse_id: UUID) -> list[FoundTable]:
-        """Return what tables a warehouse has now and what they say, or raise WarehouseNotReadable."""
+        """Return what tables a warehouse has now, or raise WarehouseNotReadable.
+
+        Tables of which no commit was seen yet are asked what they say, some of them at least.  What
+        the others say came with their last commit.
+        """
         info, access = self.warehouses.get(warehouse_id), self.warehouses.access(warehouse_id)
+        seen = {one.name for one in self.warehouses.tables(warehouse_id) if one.marker is not None}
         with _readable(access):
             source = open_source(info, access)
-            return _with_properties(source, _found(source))
+            found = _few_enough(_found(source))
+            unseen = [one for one in found if one.name not in seen]
+            told, _ = _asked(source, unseen[: self.asked_max], access)
+            return _with(found, told)
 
     def detect(self, warehouse_id: UUID) -> list[Outcome]:
         """Find tables that are new or gone, and those with new commits; queue what is worthwhile."""
@@ -116,7 +138,7 @@ class Discovery:
         with _readable(access):
             source = open_source(info, access)
             found = _found(source)
-        tables = {one.id: one for one in self._listed(info, found)}
+        tables = {one.id: one for one in self.warehouses.refresh(info.id, found)}
         scope = Scope(info.project_id, info.id)
         markers = _answers(source.marker, tables.values(), access)
         outcomes: list[Outcome] = []
@@ -151,12 +173,6 @@ class Discovery:
                 # What is needed to reach it is not known, so its words may hold that.
                 what = type(error).__name__
                 _LOG.error("warehouse %s could not be looked up (%s)", info.name, what)
-
-    def _listed(self, info: WarehouseInfo, found: Sequence[FoundTable]) -> list[TableEntity]:
-        # A listing does not show properties; what was seen of them before still counts.
-        known = {one.name: one.properties for one in self.warehouses.tables(info.id)}
-        told = [replace(one, properties=known.get(one.name, one.properties)) for one in found]
-        return self.warehouses.refresh(info.id, told)
 
 
 @contextmanager
@@ -199,41 +215,61 @@ def _found(source: Source) -> list[FoundTable]:
         return []
 
 
-def _with_properties(source: Source, found: Sequence[FoundTable]) -> list[FoundTable]:
+def _few_enough(found: list[FoundTable]) -> list[FoundTable]:
     if len(found) > _TABLES_MAX:
         raise Refused(ErrorKind.USAGE, f"{len(found)} tables are too many for one warehouse")
+    return found
 
-    def own(table: FoundTable) -> Mapping[str, str]:
+
+def _asked(
+    source: Source, tables: Sequence[FoundTable], access: Access
+) -> tuple[Mapping[tuple[str, ...], Mapping[str, str]], list[Exception]]:
+    """Ask tables what they say, and return that by their names, with what went wrong."""
+
+    def ask(table: FoundTable) -> Mapping[str, str]:
         try:
             return source.properties(table)
         except (Damaged, NotFound):
             # Damage is told when something is done to the table; it may also just have gone.
             return {}
 
-    properties = concurrently(own, found)
+    return _all(ask, {one.name: one for one in tables}, access)
+
+
+def _with(
+    found: Sequence[FoundTable], told: Mapping[tuple[str, ...], Mapping[str, str]]
+) -> list[FoundTable]:
     return [
-        replace(one, properties=dict(told)) for one, told in zip(found, properties, strict=True)
+        replace(one, properties=dict(told[one.name])) if one.name in told else one for one in found
     ]
 
 
 def _answers(
     ask: Callable[[TableEntity], Answer], tables: Iterable[TableEntity], access: Access
 ) -> Mapping[UUID, Answer]:
+    """Ask about tables that are known."""
+    return _all(ask, {one.id: one for one in tables}, access)[0]
+
+
+def _all(
+    ask: Callable[[Item], Answer], items: Mapping[Key, Item], access: Access
+) -> tuple[Mapping[Key, Answer], list[Exception]]:
     """Ask about tables at the same time; what goes wrong with one is logged, the others go on."""
 
-    def answer(table: TableEntity) -> tuple[UUID, Answer | Exception]:
+    def answer(key: Key) -> tuple[Key, Answer | None, Exception | None]:
         try:
-            return table.id, ask(table)
+            return key, ask(items[key]), None
         except Exception as error:  # noqa: BLE001  # logged below, and no other table's
-            return table.id, error
+            return key, None, error
 
-    found: dict[UUID, Answer] = {}
-    listed: Sequence[TableEntity] = list(tables)
-    for number, told in concurrently(answer, listed, TOGETHER):
-        if isinstance(told, Exception):
-            said = told.message if isinstance(told, LakewardenError) else in_words(told)
-            words = access.hide(said)
-            _LOG.warning("table %s could not be looked at: %s", number, words)
-        else:
-            found[number] = told
-    return found
+    found: dict[Key, Answer] = {}
+    troubles: list[Exception] = []
+    for key, told, trouble in concurrently(answer, items, TOGETHER):
+        if trouble is None:
+            found[key] = cast(Answer, told)
+            continue
+        troubles.append(trouble)
+        said = trouble.message if isinstance(trouble, LakewardenError) else in_words(trouble)
+        name = ".".join(key) if isinstance(key, tuple) else key
+        _LOG.warning("table %s could not be looked at: %s", name, access.hide(said))
+    return found, troubles

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lakewarden.errors import ErrorKind, NotFound, Refused
@@ -326,8 +327,7 @@ class OwnTables:
         return {**own, **found.properties}
 
     def marker(self, table: TableEntity) -> str:
-        _, pin = self.pinned(table)
-        return f"{pin.version}@{pin.path}"
+        return _pinned_marker(*self.pinned(table))
 
     def pinned(self, table: TableEntity) -> tuple[Table, Pin]:
         """Return a table with its current version; raise NotFound if it has none."""
@@ -340,7 +340,7 @@ class OwnTables:
 
     def look(self, table: TableEntity) -> Look:
         found, pin = self.pinned(table)
-        marker = f"{pin.version}@{pin.path}"
+        marker = _pinned_marker(found, pin)
         if found.format is Format.ICEBERG:
             place = Location.parse(pin.path)
             seen = look_at_metadata(self.opener(place).get(place.key), pin.path)
@@ -355,6 +355,15 @@ class OwnTables:
         seen = _look_at_lance(place, ReadStores(self.opener)(place), opened)
         properties = {**seen.properties, **found.properties}
         return Look(marker, properties, None, seen.versions, seen.fragmentation)
+
+
+def _pinned_marker(table: Table, pin: Pin) -> str:
+    """By what the log says of the table, too: that changes without a new version of it."""
+    named = f"{pin.version}@{pin.path}"
+    if not table.properties:
+        return named
+    told = json.dumps(dict(table.properties), sort_keys=True).encode()
+    return f"{named}#{sha256(told).hexdigest()[:16]}"
 
 
 def _type_of(table: Table) -> EntityType:

@@ -27,8 +27,8 @@ from lakewarden.storage.location import Location
 from lakewarden.world import Chance, ordered_id
 
 _LOG = logging.getLogger("lakewarden.jobs")
-#: What whoever finds a table says about it.
-_TOLD = ("type", "target", "properties", "active")
+#: What whoever finds a table says about it, whatever was known.
+_TOLD = ("type", "target", "active")
 _MISSING = {
     EntityType.TABLE: "NoSuchTableException",
     EntityType.VIEW: "NoSuchViewException",
@@ -93,7 +93,8 @@ class FoundTable:
     type: EntityType
     #: What the maintenance commands take: a URI, or iceberg://CATALOG/NAMESPACE.TABLE.
     target: str
-    properties: Mapping[str, str] = field(default_factory=dict)
+    #: What it says itself; None if nobody has asked it.
+    properties: Mapping[str, str] | None = None
 
     @property
     def key(self) -> str:
@@ -218,33 +219,46 @@ class Warehouses:
 
     # -- tables ----------------------------------------------------------------------------------
 
+    @property
+    def _key(self) -> sa.ColumnElement[str]:
+        """What tables are ordered by: in every database the order of characters, not a language's."""
+        return ENTITY.c.key.collate("C") if self.database.is_postgres else ENTITY.c.key.expression
+
     def refresh(self, warehouse_id: UUID, found: Sequence[FoundTable]) -> list[TableEntity]:
-        """Make known what tables a warehouse has now, and return them.
+        """Make known what tables a warehouse has now, and return them, by name.
 
         A table that is back has the id that it had.  One that is gone is kept, but not active: no task
         is made for it, and its tasks can still be read; its last commit is forgotten, so that it is
         looked at when it is back.  If nothing at all is found where tables were, that is a mount or an
         answer that is missing sooner than the end of all of them: nothing is changed then.
+
+        What a table says itself is written only as long as no commit of it was seen: from then on it
+        belongs to the last commit, and whoever found the table may have asked it before that.
         """
         listed = {one.key: one for one in found}
-        if not listed and self.tables(warehouse_id):
+        with self.database.reading() as connection:
+            query = sa.select(ENTITY).where(ENTITY.c.warehouse_id == warehouse_id)
+            known = {row.key: row for row in connection.execute(query)}
+        there = [entity(row) for _, row in sorted(known.items()) if row.active]
+        if not listed and there:
             _LOG.warning(
                 "no table of warehouse %s was found, and there were some; they stay known: check that "
                 "its storage is there, or delete the warehouse",
                 warehouse_id,
             )
-            return self.tables(warehouse_id)
-        with self.database.reading() as connection:
-            query = sa.select(ENTITY).where(ENTITY.c.warehouse_id == warehouse_id)
-            known = {row.key: row for row in connection.execute(query)}
+            return there
         gone = [row.id for key, row in known.items() if row.active and key not in listed]
         # In one order, so that two that found the same do not wait for each other.
         news = [one for key, one in sorted(listed.items()) if _differs(known.get(key), one)]
+        if not gone and not news:
+            return there
         # Most of the time nothing is written; and never so much that others wait for long.
         for first in range(0, len(gone), CHUNK):
             self._deactivate(gone[first : first + CHUNK])
-        for first in range(0, len(news), CHUNK):
-            self._make_known(warehouse_id, news[first : first + CHUNK])
+        for asked in (True, False):
+            some = [one for one in news if (one.properties is not None) == asked]
+            for first in range(0, len(some), CHUNK):
+                self._make_known(warehouse_id, some[first : first + CHUNK], asked=asked)
         return self.tables(warehouse_id)
 
     def _deactivate(self, ids: Sequence[UUID]) -> None:
@@ -252,7 +266,7 @@ class Warehouses:
         with self.database.writing() as connection:
             connection.execute(away)
 
-    def _make_known(self, warehouse_id: UUID, tables: Sequence[FoundTable]) -> None:
+    def _make_known(self, warehouse_id: UUID, tables: Sequence[FoundTable], *, asked: bool) -> None:
         with self.database.writing() as connection:
             now = self.database.moment(connection)
             rows = [
@@ -264,13 +278,19 @@ class Warehouses:
                     "created_at": now,
                     "type": table.type,
                     "target": table.target,
-                    "properties": dict(table.properties),
+                    "properties": dict(table.properties or {}),
                     "active": True,
                 }
                 for table in tables
             ]
             new = upsert(connection, ENTITY).values(rows)
-            told = {name: new.excluded[name] for name in _TOLD}
+            told: dict[str, Any] = {name: new.excluded[name] for name in _TOLD}
+            if asked:
+                # Decided here, not by what was read before: a commit may have been seen since.
+                told["properties"] = sa.case(
+                    (ENTITY.c.marker.is_(None), new.excluded.properties),
+                    else_=ENTITY.c.properties,
+                )
             connection.execute(
                 new.on_conflict_do_update(index_elements=["warehouse_id", "key"], set_=told)
             )
@@ -283,7 +303,7 @@ class Warehouses:
         """Return the tables that a warehouse has, by name."""
         query = sa.select(ENTITY).where(ENTITY.c.warehouse_id == warehouse_id, ENTITY.c.active)
         with self.database.reading() as connection:
-            return [entity(row) for row in connection.execute(query.order_by(ENTITY.c.key))]
+            return [entity(row) for row in connection.execute(query.order_by(self._key))]
 
     def table(
         self,
@@ -343,8 +363,10 @@ def _refuse_taken(connection: sa.Connection, info: WarehouseInfo) -> None:
 def _differs(row: Row | None, table: FoundTable) -> bool:
     if row is None:
         return True
-    known = (row.type, row.target, row.properties, row.active)
-    return known != (table.type, table.target, dict(table.properties), True)
+    if (row.type, row.target, row.active) != (table.type, table.target, True):
+        return True
+    asked = table.properties is not None and row.marker is None
+    return asked and row.properties != dict(table.properties or {})
 
 
 def entity(row: Row) -> TableEntity:
