@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 
+from lakewarden.jobs.tasks import EntityType
+from lakewarden.jobs.warehouses import FoundTable
 from lakewarden.service.logs import JsonLines
 from lakewarden.testing import iceberg
 from lakewarden.testing.s3 import S3Server, s3_server
@@ -171,6 +175,64 @@ def test_tables_are_listed_by_page_and_the_list_ends(service: Service) -> None:
     assert seen == [f"t{number:03}" for number in range(23)]
     refusal(service.get(f"{lake.path}/tables?page-token=***"), 400, "PaginateTokenDecodeError")
     refusal(service.get(f"{lake.path}/tables?page-token=AAAA"), 400, "PaginateTokenParseError")
+
+
+def test_pages_of_tables_neither_repeat_nor_hide_any_while_others_come_and_go(
+    service: Service,
+) -> None:
+    parts, info = service.parts, service.warehouse(name="empty")
+    # Names that languages order in other ways, and the longest that there can be.
+    words = [
+        "a",
+        "B",
+        "ä",
+        "Z",
+        "z",
+        "_",
+        "0",
+        "ß",
+        "é",
+        "e",
+        " ",
+        "-",
+        "A",
+        "\U0001f600",
+        "\uffee" * 1000,
+    ]
+    names = sorted(
+        {(one, f"{two}{n}") for one in words[:-1] for two in words[:-1] for n in range(3)}
+    )
+    names.append((words[-1], ""))
+    everything = [FoundTable(name, EntityType.TABLE, "iceberg://c/x", {}) for name in names]
+    parts.warehouses.refresh(info.id, everything)
+    going, coming = set(names[::7]), {("new", f"{one}") for one in words[:-1]}
+    seen: list[tuple[str, ...]] = []
+    token, pages, asked = None, 0, list[int]()
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if "FROM entity" in statement:
+            asked.append(statement.count("LIMIT"))
+
+    sa.event.listen(parts.database.engine, "before_cursor_execute", note)
+    while pages == 0 or token is not None:
+        query = {"page-size": 50} | ({} if token is None else {"page-token": token})
+        answer = service.get(f"{info.path}/tables", params=query)
+        assert answer.status_code == 200, answer.text
+        seen += [tuple(one["entity-name"]) for one in answer.json()["tables"]]
+        token = answer.json()["next-page-token"]
+        pages += 1
+        if pages == 3:
+            sa.event.remove(parts.database.engine, "before_cursor_execute", note)
+            left = [one for one in everything if one.name not in going]
+            new = [FoundTable(name, EntityType.TABLE, "iceberg://c/x", {}) for name in coming]
+            parts.warehouses.refresh(info.id, [*left, *new])
+    # The database finds each page; nobody reads all tables for one.
+    assert asked == [1] * 3
+    assert len(seen) == len(set(seen))
+    keys = [json.dumps(name, ensure_ascii=False).encode() for name in seen]
+    assert keys == sorted(keys)
+    assert set(names) - going <= set(seen) <= set(names) | coming
+    assert pages == -(-len(seen) // 50)
 
 
 def test_a_name_is_used_once(service: Service, lance_lake: Path) -> None:

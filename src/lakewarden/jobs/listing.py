@@ -6,19 +6,18 @@ The last page has no token.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from lakewarden.jobs import paging
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.refusals import bad_request, not_found
-from lakewarden.jobs.schema import TASK, TASK_LOG
+from lakewarden.jobs.schema import TASK, TASK_LOG, from_micros, to_micros
 from lakewarden.jobs.tasks import (
     Attempt,
     Entity,
@@ -36,11 +35,6 @@ PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1000
 FILTER_MAX = 100
 ATTEMPTS_SHOWN = 5
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-#: The number of the token's format comes first in it.
-_TOKEN = "1"  # noqa: S105
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,25 +278,13 @@ def _attempts(rows: Sequence[Row], number: int) -> tuple[Attempt, ...]:
 
 def page_token(at: datetime, number: UUID) -> str:
     """Return what a caller sends to see what comes after this row."""
-    micros = (at - _EPOCH) // _MICROSECOND
-    text = f"{_TOKEN}&{micros}&{number}"
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return paging.page_token(f"{to_micros(at)}&{number}")
 
 
 def read_token(token: str) -> tuple[datetime, UUID]:
     """Return the row that a token names, or refuse it."""
     try:
-        padded = token.encode("ascii") + b"=" * (-len(token) % 4)
-        text = base64.b64decode(padded, altchars=b"-_", validate=True).decode("ascii")
-    except (UnicodeError, binascii.Error):
-        raise bad_request(
-            "PaginateTokenDecodeError", "the page token cannot be read; take it from the last page"
-        ) from None
-    try:
-        micros, task_id = text.removeprefix(f"{_TOKEN}&").split("&")
-        return _EPOCH + int(micros) * _MICROSECOND, UUID(task_id)
+        micros, task_id = paging.read_page_token(token).split("&")
+        return from_micros(int(micros)), UUID(task_id)
     except (ValueError, OverflowError):
-        raise bad_request(
-            "PaginateTokenParseError",
-            "the page token is not one of ours; take it from the last page",
-        ) from None
+        raise paging.strange_token() from None

@@ -20,6 +20,15 @@ _MICROSECOND = timedelta(microseconds=1)
 _NO_NUL = "\ufffd"
 
 
+def to_micros(at: datetime) -> int:
+    """Return an instant as microseconds since 1970."""
+    return (at - _EPOCH) // _MICROSECOND
+
+
+def from_micros(micros: int) -> datetime:
+    return _EPOCH + micros * _MICROSECOND
+
+
 class Moment(sa.types.TypeDecorator[datetime]):
     """An instant, to the microsecond: a timestamp with time zone, or a number where there is none."""
 
@@ -34,7 +43,7 @@ class Moment(sa.types.TypeDecorator[datetime]):
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> Any:
         if value is None or dialect.name == "postgresql":
             return value
-        return (value - _EPOCH) // _MICROSECOND
+        return to_micros(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:
         if value is None:
@@ -42,7 +51,7 @@ class Moment(sa.types.TypeDecorator[datetime]):
         if dialect.name == "postgresql":
             found: datetime = value.astimezone(UTC)
             return found
-        return _EPOCH + int(value) * _MICROSECOND
+        return from_micros(int(value))
 
 
 class Word(sa.types.TypeDecorator[str]):

@@ -85,6 +85,11 @@ class WarehouseInfo:
     created_at: datetime
 
 
+def _key(name: tuple[str, ...]) -> str:
+    """Return a name in one piece: by this tables are told apart, and ordered."""
+    return json.dumps(name, ensure_ascii=False)
+
+
 @dataclass(frozen=True, slots=True)
 class FoundTable:
     """A table as somebody who looked found it."""
@@ -98,7 +103,7 @@ class FoundTable:
 
     @property
     def key(self) -> str:
-        return json.dumps(self.name, ensure_ascii=False)
+        return _key(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,10 @@ class TableEntity:
     @property
     def entity(self) -> Entity:
         return Entity(self.type, self.id, self.name)
+
+    @property
+    def key(self) -> str:
+        return _key(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +313,21 @@ class Warehouses:
         query = sa.select(ENTITY).where(ENTITY.c.warehouse_id == warehouse_id, ENTITY.c.active)
         with self.database.reading() as connection:
             return [entity(row) for row in connection.execute(query.order_by(self._key))]
+
+    def page(self, warehouse_id: UUID, after: str, size: int) -> tuple[list[TableEntity], bool]:
+        """Return the tables that come after a key, so many of them, and whether there are more.
+
+        Tables that come or go meanwhile neither repeat others nor hide them.
+        """
+        query = (
+            sa.select(ENTITY)
+            .where(ENTITY.c.warehouse_id == warehouse_id, ENTITY.c.active, self._key > after)
+            .order_by(self._key)
+            .limit(size + 1)
+        )
+        with self.database.reading() as connection:
+            found = [entity(row) for row in connection.execute(query)]
+        return found[:size], len(found) > size
 
     def table(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
@@ -17,6 +15,7 @@ from lakewarden.expiry import ENCRYPTION_KEY, GC_ENABLED
 from lakewarden.jobs.config import SETTINGS
 from lakewarden.jobs.discovery import NewPlace, check_place, discover
 from lakewarden.jobs.listing import PAGE_SIZE, PAGE_SIZE_MAX
+from lakewarden.jobs.paging import page_token, read_page_token
 from lakewarden.jobs.refusals import RequestRefused, bad_request
 from lakewarden.jobs.tasks import Scope
 from lakewarden.jobs.tokens import Role
@@ -43,7 +42,8 @@ _SHOWN = frozenset(
     | {name for queue in SETTINGS.values() for one in queue for name in one.properties}
 )
 
-PageToken = Annotated[str | None, Query(alias="page-token", max_length=4096)]
+#: Long enough for the longest name of a table, whatever its characters.
+PageToken = Annotated[str | None, Query(alias="page-token", max_length=8192)]
 PageSize = Annotated[int | None, Query(alias="page-size", ge=-(2**63), lt=2**63)]
 
 
@@ -163,18 +163,14 @@ def list_tables(
     parts: PartsOf, scope: WarehouseScope, token: PageToken = None, size: PageSize = None
 ) -> TableList:
     assert scope.warehouse_id is not None
-    after = _decode(token) if token else ""
-    # The order of names, whatever the database's idea of it is.
-    found = sorted(parts.warehouses.tables(scope.warehouse_id), key=lambda one: _key(one.name))
-    rest = [one for one in found if _key(one.name) > after]
-    number = page_size(size)
-    page = rest[:number]
+    after = read_page_token(token) if token else ""
+    page, more = parts.warehouses.page(scope.warehouse_id, after, page_size(size))
     return TableList(
         tables=[
             Table.of(one, {name: v for name, v in one.properties.items() if name in _SHOWN})
             for one in page
         ],
-        next_page_token=_encode(_key(page[-1].name)) if len(rest) > number else None,
+        next_page_token=page_token(page[-1].key) if more else None,
     )
 
 
@@ -202,26 +198,3 @@ def _refresh(
     parts.note(request, "refresh_tables", scope, {"tables_found": len(found)})
     after = {one.id for one in parts.warehouses.refresh(scope.warehouse_id, found)}
     return RefreshedTables(tables=len(after), added=len(after - before), gone=len(before - after))
-
-
-def _key(name: tuple[str, ...]) -> str:
-    return "\x1f".join(name)
-
-
-def _encode(key: str) -> str:
-    return base64.urlsafe_b64encode(f"1&{key}".encode()).decode().rstrip("=")
-
-
-def _decode(token: str) -> str:
-    try:
-        padded = token.encode("ascii") + b"=" * (-len(token) % 4)
-        text = base64.b64decode(padded, altchars=b"-_", validate=True).decode()
-    except (UnicodeError, binascii.Error):
-        raise _strange("PaginateTokenDecodeError") from None
-    if not text.startswith("1&"):
-        raise _strange("PaginateTokenParseError")
-    return text.removeprefix("1&")
-
-
-def _strange(name: str) -> RequestRefused:
-    return bad_request(name, "the page token is not one of ours; take it from the last page")
