@@ -110,6 +110,37 @@ def test_a_value_of_the_wrong_kind_is_named(plain: Service, body: dict[str, Any]
     assert next(iter(body)) in message
 
 
+TABLE = {"type": "table", "table-id": "0190b7a1-0000-7000-8000-000000000001"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "meant"),
+    [
+        ("/project/task/list", {"page_size": 5}, "page-size"),
+        ("/project/task/list", {"queue-names": ["optimize"]}, "queue-name"),
+        ("/project/task/control", {"action": {"action-type": "stop"}, "task_ids": []}, "task-ids"),
+        ("/project/task/control", {"action": {"action-type": "stop", "at": 1}, "task-ids": []}, ""),
+        ("/project/task-queue/task_log_cleanup/config", {"queue_config": {}}, "queue-config"),
+        ("/project/task-queue/task_log_cleanup/config",
+         {"queue-config": {}, "max-seconds-since-heartbeat": 90}, "max-seconds-since-last-heartbeat"),
+        ("{}/task/list", {"entities": [{"type": "table", "table_id": TABLE["table-id"]}]}, "table-id"),
+        ("{}/task-queue/optimize/schedule", {"entity": TABLE, "schedule-for": None}, "scheduled-for"),
+        ("{}/task-queue/optimize/schedule", {"entity": TABLE, "scheduled_for": None}, "scheduled-for"),
+        ("/warehouse", {"warehouse_name": "x", "kind": "lance", "location": "/x"}, "warehouse-name"),
+        ("/warehouse", {"warehouse-name": "x", "kind": "lance", "location": "/x",
+                        "storage_options": {"aws_secret_access_key": "hunter2"}}, "storage-options"),
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_a_key_that_nobody_knows_is_named_with_the_nearest(
+    plain: Service, path: str, body: dict[str, Any], meant: str
+) -> None:
+    answer = plain.post(path.format(plain.warehouse().path), body)
+    message = refusal(answer, 422, "UnprocessableEntity")
+    assert f"did you mean {meant}?" in message if meant else "there are action-type" in message
+    assert "hunter2" not in message
+
+
 @pytest.mark.parametrize(
     "number",
     ["x", "..%2F..%2Fetc%2Fpasswd", "%27%20OR%201=1--", "00000000-0000-0000-0000-00000000000g", "1",

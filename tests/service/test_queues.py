@@ -50,10 +50,21 @@ def test_nothing_stored_is_shown_as_nothing(service: Service, queue: str) -> Non
 def test_a_config_is_shown_exactly_as_it_was_stored(service: Service, queue: str) -> None:
     path = path_of(service.warehouse(), queue)
     config = DEFAULTS[queue]
-    body = {"queue-config": {**config, "queue-name": "anything"}, "unknown": 1}
+    body = {"queue-config": {**config, "queue-name": "anything"}}
     answer = service.post(path, body)
     assert (answer.status_code, answer.content) == (204, b"")
     assert service.get(path).json()["queue-config"] == {**config, "queue-name": queue}
+
+
+@pytest.mark.parametrize("config", [[], "text", 5, True, None], ids=str)
+def test_a_config_that_is_no_object_is_no_config(plain: Service, config: Any) -> None:
+    for path in (
+        path_of(plain.warehouse(), "optimize"),
+        "/project/task-queue/task_log_cleanup/config",
+    ):
+        answer = plain.post(path, {"queue-config": config})
+        assert "an object" in refusal(answer, 400, "InvalidQueueConfig")
+    assert plain.get("/audit").json()["entries"] == []
 
 
 def test_a_config_replaces_the_one_before_as_a_whole(service: Service) -> None:

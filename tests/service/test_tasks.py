@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -62,6 +63,11 @@ def test_a_time_later_than_that_is_refused_before_the_table_is_looked_for(
     answer = schedule(lake, {"entity": nobody, "scheduled-for": later})
     refusal(answer, 400, "ScheduledForTooFarInFuture")
     assert lake.listed() == []
+    # Nor the warehouse.
+    nowhere = replace(lake, id=UUID(SOMEBODY))
+    answer = schedule(nowhere, {"entity": nobody, "scheduled-for": later})
+    refusal(answer, 400, "ScheduledForTooFarInFuture")
+    refusal(schedule(nowhere, {"entity": nobody}), 404, "WarehouseNotFound")
 
 
 @pytest.mark.parametrize(

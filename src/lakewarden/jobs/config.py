@@ -169,14 +169,15 @@ def parse_config(queue: str, given: object) -> dict[str, Any]:
     known = [setting.key for setting in settings]
     for key in given:
         if key not in known and key != QUEUE_NAME:
-            raise _invalid(queue, f"{str(key)[:50]!r} is no setting of it; {_nearest(key, known)}")
+            raise _invalid(queue, f"{str(key)[:50]!r} is no setting of it; {nearest(key, known)}")
     for setting in settings:
         if setting.key in given:
             _check(queue, setting, given[setting.key])
     return {key: value for key, value in given.items() if key != QUEUE_NAME}
 
 
-def _nearest(key: object, known: Sequence[str]) -> str:
+def nearest(key: object, known: Sequence[str]) -> str:
+    """Say which of the keys that there are somebody may have meant."""
     spelled = str(key)[:50].lower().replace("_", "-")
     found = get_close_matches(spelled, known, 1)
     return f"did you mean {found[0]}?" if found else f"there are {', '.join(known)}"

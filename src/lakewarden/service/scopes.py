@@ -12,7 +12,7 @@ from lakewarden.jobs.tasks import DEFAULT_PROJECT, Scope
 from lakewarden.service.parts import PartsOf
 
 
-def _warehouse_scope(parts: PartsOf, warehouse_id: Annotated[UUID, Path()]) -> Scope:
+def warehouse_scope(parts: PartsOf, warehouse_id: Annotated[UUID, Path()]) -> Scope:
     """Return the scope of a warehouse that there is."""
     return Scope(parts.warehouses.get(warehouse_id).project_id, warehouse_id)
 
@@ -32,5 +32,5 @@ def _project_scope(
     return Scope()
 
 
-WarehouseScope = Annotated[Scope, Depends(_warehouse_scope)]
+WarehouseScope = Annotated[Scope, Depends(warehouse_scope)]
 ProjectScope = Annotated[Scope, Depends(_project_scope)]

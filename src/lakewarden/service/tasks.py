@@ -18,7 +18,7 @@ from lakewarden.jobs.tasks import NewTask, Scope
 from lakewarden.jobs.tokens import Role
 from lakewarden.service.gate import MANAGEMENT, GuardedRoute, needs
 from lakewarden.service.parts import Parts, PartsOf
-from lakewarden.service.scopes import ProjectScope, WarehouseScope
+from lakewarden.service.scopes import ProjectScope, WarehouseScope, warehouse_scope
 from lakewarden.service.wire import (
     ControlTasks,
     ListProjectTasks,
@@ -51,8 +51,9 @@ NumAttempts = Annotated[
 
 
 def _schedule(
-    request: Request, parts: Parts, scope: Scope, queue: str, body: ScheduleTask
+    request: Request, parts: Parts, warehouse_id: UUID, queue: str, body: ScheduleTask
 ) -> ScheduledTask:
+    # In Lakekeeper's order: the time is looked at before anything else.
     with parts.database.reading() as connection:
         now = parts.database.moment(connection)
     at = body.scheduled_for or now
@@ -61,10 +62,10 @@ def _schedule(
             "ScheduledForTooFarInFuture",
             f"scheduled-for is more than {_LATEST.days} days ahead; choose an earlier time",
         )
+    scope = warehouse_scope(parts, warehouse_id)
     wanted = entity_of(body.entity)
-    assert scope.warehouse_id is not None
     assert wanted.id is not None
-    found = parts.warehouses.table(scope.warehouse_id, wanted.type, wanted.id)
+    found = parts.warehouses.table(warehouse_id, wanted.type, wanted.id)
     if not queue_kind(queue, code=404).schedulable:
         raise bad_request(
             "QueueNotUserSchedulable",
@@ -84,7 +85,7 @@ def _schedule(
     reason = f"asked for by {request.state.caller.name}"
     with parts.database.writing() as connection:
         # The warehouse may be forgotten at the same time.
-        parts.warehouses.table(scope.warehouse_id, wanted.type, wanted.id, joined=connection)
+        parts.warehouses.table(warehouse_id, wanted.type, wanted.id, joined=connection)
         task = NewTask(queue, scope, found.entity, at, reason=reason)
         made = parts.queue.schedule(task, joined=connection)
         context = {"queue_name": queue, "entity_id": str(found.id), "task_id": str(made)}
@@ -94,9 +95,9 @@ def _schedule(
 
 def _scheduling(queue: str) -> Any:
     def schedule(
-        request: Request, parts: PartsOf, scope: WarehouseScope, body: ScheduleTask
+        request: Request, parts: PartsOf, warehouse_id: UUID, body: ScheduleTask
     ) -> ScheduledTask:
-        return _schedule(request, parts, scope, queue, body)
+        return _schedule(request, parts, warehouse_id, queue, body)
 
     return schedule
 
@@ -121,9 +122,9 @@ for _queue in QUEUES.values():
     openapi_extra=needs(Role.OPERATE),
 )
 def schedule_other(
-    request: Request, queue_name: str, parts: PartsOf, scope: WarehouseScope, body: ScheduleTask
+    request: Request, queue_name: str, parts: PartsOf, warehouse_id: UUID, body: ScheduleTask
 ) -> ScheduledTask:
-    return _schedule(request, parts, scope, queue_name, body)
+    return _schedule(request, parts, warehouse_id, queue_name, body)
 
 
 # -- tasks of a warehouse ------------------------------------------------------------------------

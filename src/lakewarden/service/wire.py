@@ -1,7 +1,7 @@
 """What goes over the wire: names with hyphens, explicit nulls, times in UTC.
 
-Keys that nobody knows are ignored, as Lakekeeper does, but for those of a queue's config; a value of
-the wrong type is refused.
+A key that nobody knows is refused, with the nearest that there is, and so is a value of the wrong type:
+whoever mistypes `scheduled-for` must not get a run at once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from pydantic import (
     StrictInt,
     StringConstraints,
     WithJsonSchema,
+    model_validator,
 )
+from pydantic.fields import FieldInfo
 
-from lakewarden.jobs.config import Applied, Source
+from lakewarden.jobs.config import Applied, Source, nearest
 from lakewarden.jobs.durations import format_iso_duration
 from lakewarden.jobs.tasks import (
     Attempt,
@@ -45,9 +47,33 @@ def _hyphens(name: str) -> str:
 
 
 class Wire(BaseModel):
-    """A body, or a part of one."""
+    """A body that is sent, or a part of one.  It is made here, by the names that fields have here."""
 
-    model_config = ConfigDict(alias_generator=_hyphens, populate_by_name=True, extra="ignore")
+    model_config = ConfigDict(
+        alias_generator=_hyphens, validate_by_name=True, validate_by_alias=False
+    )
+
+
+class Asked(BaseModel):
+    """A body that came in, or a part of one: only the names of the wire, and no others."""
+
+    model_config = ConfigDict(alias_generator=_hyphens, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known(cls, given: Any) -> Any:
+        known = [name for field in cls.model_fields.values() for name in _names(field)]
+        for key in given if isinstance(given, dict) else ():
+            if key not in known:
+                raise ValueError(f"{str(key)[:50]!r} is no key here; {nearest(key, known)}")
+        return given
+
+
+def _names(field: FieldInfo) -> list[str]:
+    named = field.validation_alias
+    if isinstance(named, AliasChoices):
+        return [str(one) for one in named.choices]
+    return [str(named)]
 
 
 def _only_text(value: object) -> object:
@@ -81,28 +107,28 @@ Name = Annotated[
 # -- entities ------------------------------------------------------------------------------------
 
 
-class TableRef(Wire):
+class TableRef(Asked):
     """An Iceberg table."""
 
     type: Literal["table"]
     table_id: UUID
 
 
-class ViewRef(Wire):
+class ViewRef(Asked):
     """A view."""
 
     type: Literal["view"]
     view_id: UUID
 
 
-class GenericTableRef(Wire):
+class GenericTableRef(Asked):
     """A table of another format: a Lance table."""
 
     type: Literal["generic-table"]
     generic_table_id: UUID
 
 
-class WarehouseRef(Wire):
+class WarehouseRef(Asked):
     """The warehouse itself."""
 
     type: Literal["warehouse"]
@@ -132,11 +158,12 @@ def ref_of(entity: Entity) -> TableRef | ViewRef | GenericTableRef | None:
         return None
     match entity.type:
         case EntityType.TABLE:
-            return TableRef(type="table", table_id=entity.id)
+            return TableRef.model_validate({"type": "table", "table-id": entity.id})
         case EntityType.VIEW:
-            return ViewRef(type="view", view_id=entity.id)
+            return ViewRef.model_validate({"type": "view", "view-id": entity.id})
         case EntityType.GENERIC_TABLE:
-            return GenericTableRef(type="generic-table", generic_table_id=entity.id)
+            named = {"type": "generic-table", "generic-table-id": entity.id}
+            return GenericTableRef.model_validate(named)
         case EntityType.WAREHOUSE | EntityType.PROJECT:
             return None
 
@@ -144,11 +171,11 @@ def ref_of(entity: Entity) -> TableRef | ViewRef | GenericTableRef | None:
 # -- queue configs -------------------------------------------------------------------------------
 
 
-class SetTaskQueueConfig(Wire):
+class SetTaskQueueConfig(Asked):
     """A config that replaces the one there was, as a whole."""
 
     #: Checked by the queue itself, which has names of its own for what is wrong.
-    queue_config: dict[str, Any]
+    queue_config: Any
     #: Null leaves the one that was set.
     max_seconds_since_last_heartbeat: Int64 | None = None
 
@@ -194,7 +221,7 @@ class EffectiveConfig(Wire):
 # -- tasks ---------------------------------------------------------------------------------------
 
 
-class ScheduleTask(Wire):
+class ScheduleTask(Asked):
     """A task that somebody asks for."""
 
     entity: EntityRef
@@ -208,7 +235,7 @@ class ScheduledTask(Wire):
     task_id: UUID
 
 
-class ListProjectTasks(Wire):
+class ListProjectTasks(Asked):
     """Which tasks of the project to list."""
 
     status: list[TaskStatus] | None = None
@@ -359,13 +386,13 @@ class ProjectTaskList(Wire):
     next_page_token: str | None
 
 
-class PlainAction(Wire):
+class PlainAction(Asked):
     """What needs no further word."""
 
     action_type: Literal["stop", "cancel", "run-now"]
 
 
-class RunAt(Wire):
+class RunAt(Asked):
     """Another time."""
 
     action_type: Literal["run-at"]
@@ -375,7 +402,7 @@ class RunAt(Wire):
     )
 
 
-class ControlTasks(Wire):
+class ControlTasks(Asked):
     """What is to become of which tasks."""
 
     action: Annotated[PlainAction | RunAt, Field(discriminator="action_type")]
@@ -387,7 +414,7 @@ class ControlTasks(Wire):
 _Text = Annotated[str, StringConstraints(max_length=8192)]
 
 
-class RegisterWarehouse(Wire):
+class RegisterWarehouse(Asked):
     """Where tables are that are to be looked after."""
 
     warehouse_name: Name
