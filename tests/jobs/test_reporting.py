@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Event
 
 import pytest
 
 from lakewarden.errors import ErrorKind
+from lakewarden.jobs.holding import Holding
+from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.reporting import failure_at_table
 from lakewarden.jobs.tasks import Failure
+from lakewarden.jobs.warehouses import Access
 from lakewarden.testing.simulation import World
 from tests.jobs.small import EXPIRE, ORPHANS, picked
 
@@ -33,6 +37,25 @@ def test_only_what_looks_like_damage_may_be_the_doing_of_others(
     assert failure_at_table(queue, claim, kind.value) is alone
     picked(queue, world.now(), name=EXPIRE)
     assert failure_at_table(queue, claim, kind.value) is in_company
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("over", [False, True])
+def test_nothing_that_a_task_tells_holds_a_secret(
+    queue: TaskQueue, world: World, *, over: bool
+) -> None:
+    claim = picked(queue, world.now())
+    holding = Holding(queue, Event()).take([claim])
+    holding.hide([claim], Access({"key": "hunter2"}).hide)
+    told = {"errors": [{"why": "hunter2"}, "sig=hunter3"], "at": "s3://a:hunter4@b", "n": 1}
+    if over:
+        holding.fail(claim, "password: hunter5", Failure.PERMANENT, told)
+    else:
+        holding.tell(claim, 0.5, told)
+        holding.check([claim])
+    found = TaskLists(queue.database).details(claim.scope, claim.task_id)
+    assert found.details == {"errors": [{"why": "…"}, "sig=…"], "at": "s3://…@b", "n": 1}
+    assert found.message == ("password: …" if over else None)
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)

@@ -14,12 +14,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.parser import text_string_to_metric_families
 
 from lakewarden.errors import UsageError
+from lakewarden.jobs.secrets import without_secrets
 from lakewarden.jobs.tasks import Failure
 from lakewarden.service.app import create_app
-from lakewarden.service.logs import JsonLines, without_secrets
+from lakewarden.service.logs import JsonLines
 from lakewarden.service.settings import ServiceSettings
 from lakewarden.service.tracing import OpenTelemetry, tracing_to
 from lakewarden.testing.simulation import World
+from lakewarden.world import SystemClock
 from tests.service.small import Service
 
 
@@ -148,12 +150,49 @@ def test_lines_about_a_request_carry_its_id() -> None:
         ("'aws_secret_access_key': 'abc', 'x'", "'aws_secret_access_key': '…', 'x'"),
         ("s3.session-token=abc&b", "s3.session-token=…&b"),
         ("Authorization: Bearer abc", "Authorization: Bearer …"),
+        ("Authorization: Basic dXNlcjpwdw==, x", "Authorization: Basic …, x"),
+        (
+            "https://a.blob.core.windows.net/c?sv=2&sig=aB%2F3%3D&se=5",
+            "https://a.blob.core.windows.net/c?sv=2&sig=…&se=5",
+        ),
+        (
+            "https://b/k?X-Amz-Credential=AKIA%2F20&X-Amz-Security-Token=Fwo&X-Amz-Signature=0f3",
+            "https://b/k?X-Amz-Credential=…&X-Amz-Security-Token=…&X-Amz-Signature=…",
+        ),
+        ("to=https%3A%2F%2Fb%3FX-Amz-Signature%3D0f3", "to=https%3A%2F%2Fb%3FX-Amz-Signature%3D…"),
+        ('"password": "two words, and more", "x"', '"password": "…", "x"'),
+        (r"""passphrase = 'it\'s; long' x""", "passphrase = '…' x"),
+        (r"said {\"client_secret\": \"a b\"", r"said {\"client_secret\": \"…"),
+        ("api-key=1 private_key=2 pwd=3", "api-key=… private_key=… pwd=…"),
+        ("postgresql://me:p@ss@host/x@y", "postgresql://…@host/x@y"),
+        ("design=flat, sigma=2", "design=flat, sigma=2"),
         ("the page token is not one of ours", "the page token is not one of ours"),
         ("table db.t at /data/t has 3 files", "table db.t at /data/t has 3 files"),
     ],
 )
 def test_secrets_are_told_by_their_looks(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
+
+
+@pytest.mark.parametrize(
+    "part", ["token", "token ", 'password"', "sig-", "://", "://a@", "secret=", "=\"'", "\\", "%3D"]
+)
+def test_secrets_are_looked_for_in_time_that_grows_with_the_text_only(part: str) -> None:
+    clock = SystemClock()
+    started = clock.elapsed()
+    without_secrets(part * 40_000)
+    assert clock.elapsed() - started < 3
+
+
+def test_no_secret_is_deep_enough_to_be_logged() -> None:
+    class Thing:
+        def __str__(self) -> str:
+            return "s3://me:hunter2@bucket"
+
+    extra = {"details": [{"why": "password=hunter2"}, ("sig=hunter2",)], "thing": Thing()}
+    line = JsonLines().format(logging.makeLogRecord({"msg": "x", **extra}))
+    assert "hunter2" not in line
+    assert json.loads(line)["details"] == [{"why": "password=…"}, ["sig=…"]]
 
 
 # -- traces --------------------------------------------------------------------------------------

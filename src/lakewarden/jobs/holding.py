@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from lakewarden.errors import ErrorKind, Interrupted, StorageError
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import TaskTakenOver
+from lakewarden.jobs.secrets import each_text, without_secrets
 from lakewarden.jobs.tasks import Beat, Claim, Failure, NewTask, Signal
 from lakewarden.world import Clock
 
@@ -103,7 +104,7 @@ class Holding:
         task = self._tasks.get(claim.task_id)
         if task is not None:
             task.progress = task.progress if progress is None else progress
-            task.details = task.details if details is None else details
+            task.details = task.details if details is None else self._told(claim, details)
 
     def ended(self, claim: Claim) -> End | None:
         """Return why no more is to be done for a task; None if it goes on."""
@@ -219,16 +220,17 @@ class Holding:
 
     def hidden(self, claim: Claim, text: str) -> str:
         """Return a text without what nobody may read of this task's warehouse."""
-        return self._hiding.get(claim.task_id, str)(text)
+        return without_secrets(self._hiding.get(claim.task_id, str)(text))
 
     def _hidden(
         self, claim: Claim, message: str, result: Mapping[str, Any] | None
     ) -> tuple[str, Mapping[str, Any] | None]:
-        told = {
-            name: self.hidden(claim, value) if isinstance(value, str) else value
-            for name, value in (result or {}).items()
-        }
-        return self.hidden(claim, message), None if result is None else told
+        told = None if result is None else self._told(claim, result)
+        return self.hidden(claim, message), told
+
+    def _told(self, claim: Claim, details: Mapping[str, Any]) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = each_text(details, lambda text: self.hidden(claim, text))
+        return found
 
     def end_of(self, claim: Claim, end: End, result: Mapping[str, Any] | None = None) -> None:
         """Report why no more was done for a task, if that is to be reported."""

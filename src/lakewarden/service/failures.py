@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from lakewarden.errors import Conflict, LakewardenError, StorageError, UsageError
 from lakewarden.jobs.refusals import RequestRefused
-from lakewarden.service.logs import without_secrets
+from lakewarden.jobs.secrets import without_secrets
 from lakewarden.world import fresh_id
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ _TYPES = {
 }
 #: As much of a message as anyone reads.
 _MESSAGE_MAX = 1000
+_LOOKED_AT_MAX = 20 * _MESSAGE_MAX
 _PROBLEMS_MAX = 3
 _LATER = {"retry-after": "5"}
 _OURS = (
@@ -98,7 +99,8 @@ def install(app: FastAPI) -> None:
 
 def answer(error: LakewardenError) -> Response:
     """Return the answer to an error that was raised on purpose."""
-    message = without_secrets(error.message)
+    # Cut before, for it may be endless, but far beyond what is told: half of a secret looks like none.
+    message = without_secrets(error.message[:_LOOKED_AT_MAX])
     match error:
         case RequestRefused():
             later = _LATER if error.code == 503 else None

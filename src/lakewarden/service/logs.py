@@ -5,33 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
-from lakewarden.jobs.tokens import PREFIX
+from lakewarden.jobs.secrets import each_text, without_secrets
 
 #: Of the request that is being answered.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
-_TOKEN = re.compile(rf"{PREFIX}[0-9A-Za-z]+")
-#: What stands before the @ of an address, and what follows a word that announces a secret.
-_USER = re.compile(r"(?<=://)[^/\s@]+@")
-_NAMED = re.compile(
-    r"(?i)((?:password|passwd|secret|token|credential|access[-_.]key|account[-_.]key|authorization)"
-    r"[\w.-]*[\"']?\s*[:=]\s*[\"']?(?:bearer\s+)?)[^\s\"',;&}]+"
-)
 #: What every record has; the rest was said with `extra`.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}  # fmt: skip
-
-
-def without_secrets(text: str) -> str:
-    """Return text without tokens, passwords and keys, as far as they can be told by their looks."""
-    text = _TOKEN.sub(f"{PREFIX}…", text)
-    text = _USER.sub("…@", text)
-    return _NAMED.sub(r"\1…", text)
 
 
 class JsonLines(logging.Formatter):
@@ -49,10 +34,14 @@ class JsonLines(logging.Formatter):
             line["request_id"] = number
         for name, value in vars(record).items():
             if name not in _OWN:
-                line[name] = without_secrets(value) if isinstance(value, str) else value
+                line[name] = each_text(value, without_secrets)
         if record.exc_info:
             line["trace"] = without_secrets(self.formatException(record.exc_info))
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return json.dumps(line, default=_in_words, ensure_ascii=False)
+
+
+def _in_words(value: object) -> str:
+    return without_secrets(str(value))
 
 
 def lasting_stderr() -> TextIO:
