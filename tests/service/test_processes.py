@@ -205,6 +205,7 @@ def collecting() -> Iterator[tuple[str, list[Any]]]:
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
             sent = ExportTraceServiceRequest()
             data = self.rfile.read(int(self.headers["content-length"]))
             packed = self.headers.get("content-encoding") == "gzip"
@@ -233,7 +234,8 @@ def attributes(span: Any) -> dict[str, Any]:
     return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
 
 
-def test_a_collector_is_sent_requests_and_runs_of_tasks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["option", "variable", "shared variable"])
+def test_a_collector_is_sent_requests_and_runs_of_tasks(tmp_path: Path, named: str) -> None:
     alone = dict.fromkeys(WORKERS.values(), "0") | {
         WORKERS[TASK_LOG_CLEANUP]: "1",
         POLL_INTERVAL: "100ms",
@@ -242,7 +244,15 @@ def test_a_collector_is_sent_requests_and_runs_of_tasks(tmp_path: Path) -> None:
         place = str(tmp_path / "data")
         # Nobody reads the log meanwhile.
         quiet = ("--log-level", "error")
-        options = ("--data-directory", place, "--workers", "--otlp-endpoint", endpoint, *quiet)
+        options = ["--data-directory", place, "--workers", *quiet]
+        if named == "option":
+            options += ["--otlp-endpoint", endpoint]
+        elif named == "variable":
+            alone |= {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": endpoint}
+        else:
+            # The usual one, for all that is sent: each kind has its own address below it.
+            shared = endpoint.removesuffix("v1/traces")
+            alone |= {"OTEL_EXPORTER_OTLP_ENDPOINT": shared}
         with serving(alone, *options) as server:
             assert server.call("GET", "/info").status_code == 200
             wait_until(lambda: bool(_tasks(server, "SCHEDULED")))

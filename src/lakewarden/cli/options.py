@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,14 +108,18 @@ RemoteOpt = Annotated[
 ConfOpt = Annotated[
     list[str], typer.Option("--conf", metavar="K=V", help="A Spark setting; repeatable.")
 ]
+#: Where traces go, and where everything goes, as OpenTelemetry has it.
+OTLP_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+OTLP_BASE_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 OtlpOpt = Annotated[
     str | None,
     typer.Option(
         "--otlp-endpoint",
         metavar="URL",
-        envvar="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        envvar=OTLP_VARIABLE,
         show_envvar=False,
-        help="Send traces to this OpenTelemetry collector.",
+        help="Send traces to this OpenTelemetry collector; also OTEL_EXPORTER_OTLP_ENDPOINT, to which "
+        "/v1/traces is added.",
     ),
 ]
 RateOpt = Annotated[
@@ -151,6 +156,14 @@ DatabaseOpt = Annotated[
     ),
 ]
 ServerOpt = Annotated[str | None, typer.Option("--server", hidden=True)]
+
+
+def read_otlp(endpoint: str | None) -> str | None:
+    """Return where traces go: as the option or its variable says, else below what all signals share."""
+    if endpoint:
+        return endpoint
+    shared = os.environ.get(OTLP_BASE_VARIABLE, "")  # noqa: TID251  # the edge
+    return f"{shared.rstrip('/')}/v1/traces" if shared else None
 
 
 def read_targets(

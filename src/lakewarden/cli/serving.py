@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakewarden.cli import output
-from lakewarden.cli.options import DATABASE_VARIABLES, JsonOpt, OtlpOpt
+from lakewarden.cli.options import DATABASE_VARIABLES, JsonOpt, OtlpOpt, read_otlp
 from lakewarden.errors import ErrorKind, Refused, UsageError
 from lakewarden.model import parse_duration
 
@@ -137,7 +137,7 @@ def serve(
         from lakewarden.service.settings import ServiceSettings
         from lakewarden.service.tracing import tracing_to
 
-        tracing = tracing_to(otlp_endpoint)
+        tracing = tracing_to(read_otlp(otlp_endpoint))
         settings = ServiceSettings(url, authenticate=authenticate)
         application = create_app(settings, tracing=tracing)
         log_to_stderr(log_level.value)

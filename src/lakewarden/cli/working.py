@@ -18,6 +18,7 @@ from lakewarden.cli.options import (
     OtlpOpt,
     RemoteOpt,
     read_engine,
+    read_otlp,
 )
 from lakewarden.errors import ErrorKind, UsageError
 
@@ -69,7 +70,7 @@ def worker(
     settings = WorkerSettings.of(
         os.environ, database_url, engine_of(read_engine(master, remote, conf))
     )
-    settings = replace(settings, around=tracing_to(otlp_endpoint).batch)
+    settings = replace(settings, around=tracing_to(read_otlp(otlp_endpoint)).batch)
     log_to_stderr("info")
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -117,7 +117,7 @@ def tracing_to(endpoint: str | None) -> Tracing:
         raise UsageError(
             ErrorKind.USAGE,
             f"traces need OpenTelemetry, which does not load ({error.name}); "
-            "pip install 'lakewarden[tracing]', or leave --otlp-endpoint out",
+            "pip install 'lakewarden[tracing]', or leave --otlp-endpoint and its variables out",
         ) from error
     resource = Resource.create(
         {"service.name": "lakewarden", "service.version": lakewarden.__version__}
