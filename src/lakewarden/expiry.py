@@ -40,9 +40,9 @@ BY_WAREHOUSE = "a version of the warehouse"
 
 _MILLISECOND = timedelta(milliseconds=1)
 #: What Java's parseLong accepts; Python's int() would also take spaces and underscores.
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 #: Ages beyond this cannot be said as a date, and mean "never".
-_LONGEST_MS = 36_500 * 86_400_000
+LONGEST_MS = 36_500 * 86_400_000
 
 
 class RefKind(StrEnum):
@@ -244,7 +244,7 @@ def _number(properties: Mapping[str, str], name: str, default: int, *, least: in
     if name not in properties:
         return default
     text = properties[name]
-    if not _WHOLE_NUMBER.fullmatch(text) or not least <= int(text) <= MS_MAX:
+    if not WHOLE_NUMBER.fullmatch(text) or not least <= int(text) <= MS_MAX:
         raise Refused(
             ErrorKind.USAGE,
             f"table property {name} is {text!r}, not a whole number from {least} to 2^63-1; what "
@@ -469,7 +469,7 @@ def _some(items: Sequence[object]) -> str:
 
 
 def _younger_than(age_ms: int) -> str:
-    if age_ms > _LONGEST_MS:
+    if age_ms > LONGEST_MS:
         return "snapshots never grow too old"
     if age_ms % 1000:
         return f"younger than {age_ms} ms"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +24,7 @@ from lakewarden.jobs.config import (
     exclusion,
     parse_config,
 )
-from lakewarden.jobs.durations import format_iso_duration, parse_iso_duration
+from lakewarden.jobs.durations import ISO_DURATION, format_iso_duration, parse_iso_duration
 from lakewarden.jobs.queues import (
     EXPIRE_SNAPSHOTS,
     OPTIMIZE,
@@ -350,3 +351,11 @@ def test_durations_are_read_as_they_are_written(micros: int) -> None:
 )
 def test_durations_look_as_published(seconds: float, text: str) -> None:
     assert format_iso_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["P1D", "PT1H30M45.5S", "P1W", "P1W2DT3H", "P", "PT", "P1Y", "P1M", "PT1.5H", "1D", "P1D ", "-P1D"],
+)  # fmt: skip
+def test_what_is_published_of_durations_is_what_is_read(text: str) -> None:
+    assert bool(re.search(ISO_DURATION, text)) == (parse_iso_duration(text) is not None)

@@ -7,7 +7,6 @@ properties of ours (`lakewarden.…`) beat those of the same name that Lakekeepe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,11 +18,13 @@ from lakewarden.errors import ErrorKind
 from lakewarden.expiry import (
     ENCRYPTION_KEY,
     GC_ENABLED,
+    LONGEST_MS,
     MAX_REF_AGE,
     MAX_SNAPSHOT_AGE,
     MIN_SNAPSHOTS_TO_EXPIRE,
     MIN_SNAPSHOTS_TO_KEEP,
     MS_MAX,
+    WHOLE_NUMBER,
 )
 from lakewarden.jobs.durations import parse_iso_duration
 from lakewarden.jobs.queues import (
@@ -42,9 +43,7 @@ FLOOR_MS = 86_400_000
 #: What a config says about itself, which is no setting.
 QUEUE_NAME = "queue-name"
 
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
-#: Ages beyond this cannot be said as a date, and mean "never".
-_LONGEST = timedelta(days=36_500)
+_LONGEST = timedelta(milliseconds=LONGEST_MS)
 
 
 class Form(StrEnum):
@@ -258,7 +257,7 @@ def _apply(setting: Setting, properties: Mapping[str, str], stored: Mapping[str,
 
 def _number(properties: Mapping[str, str], name: str, setting: Setting) -> int:
     text = properties[name]
-    if not _WHOLE_NUMBER.fullmatch(text) or not setting.property_minimum <= int(text) <= MS_MAX:
+    if not WHOLE_NUMBER.fullmatch(text) or not setting.property_minimum <= int(text) <= MS_MAX:
         raise bad_request(
             "InvalidTableProperty",
             f"the table's property {name} is {text[:50]!r}, not a whole number from "
@@ -416,6 +415,4 @@ def _age(queue: str, key: str, found: Mapping[str, Applied]) -> timedelta:
     milliseconds = found[key].value
     if milliseconds < 0:
         raise _invalid(queue, f"{key} is {milliseconds}, and no file or snapshot is that young")
-    return min(
-        timedelta(milliseconds=min(milliseconds, _LONGEST // timedelta(milliseconds=1))), _LONGEST
-    )
+    return timedelta(milliseconds=min(milliseconds, LONGEST_MS))

@@ -18,7 +18,7 @@ from lakewarden.jobs.tasks import Scope
 from lakewarden.jobs.transitions import upsert
 
 #: A year: whoever is not heard of for longer is lost.
-_HEARTBEAT_MAX = 366 * 86_400
+HEARTBEAT_SECONDS_MAX = 366 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class ConfigStore:
             )
         kept = parse_config(queue, config)
         seconds = max_seconds_since_last_heartbeat
-        if seconds is not None and not 1 <= seconds <= _HEARTBEAT_MAX:
+        if seconds is not None and not 1 <= seconds <= HEARTBEAT_SECONDS_MAX:
             raise bad_request(
                 "InvalidQueueConfig",
-                f"max-seconds-since-last-heartbeat must be from 1 to {_HEARTBEAT_MAX}",
+                f"max-seconds-since-last-heartbeat must be from 1 to {HEARTBEAT_SECONDS_MAX}",
                 ErrorKind.QUEUE_CONFIG,
             )
         told = {"config": kept, "updated_at": self.database.moment(connection)}

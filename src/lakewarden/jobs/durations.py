@@ -11,6 +11,8 @@ _FORM = re.compile(
     r"(?:T(?=[0-9])(?:(?P<hours>[0-9]{1,9})H)?(?:(?P<minutes>[0-9]{1,9})M)?"
     r"(?:(?P<seconds>[0-9]{1,9}(?:\.[0-9]{1,9})?)S)?)?"
 )
+#: The same for those who know no names of groups: JSON Schema's patterns are JavaScript's.
+ISO_DURATION = "^" + re.sub(r"\?P<[a-z]+>|\?:", "", _FORM.pattern) + "$"
 
 
 def parse_iso_duration(text: str) -> timedelta | None:

@@ -13,6 +13,8 @@ from fastapi.openapi.utils import get_openapi
 
 import lakewarden
 from lakewarden.jobs.config import QUEUE_NAME, SETTINGS, Form, Setting
+from lakewarden.jobs.config_store import HEARTBEAT_SECONDS_MAX
+from lakewarden.jobs.durations import ISO_DURATION
 from lakewarden.service.wire import ErrorBody
 
 _ERROR = {"$ref": "#/components/schemas/ErrorBody"}
@@ -20,7 +22,6 @@ _CLASSES = {
     "4XX": "Refused; nothing was changed.",
     "5XX": "Failed here; the log tells more under the error's id.",
 }
-_DURATION = r"^P(?=[0-9T])([0-9]{1,6}W)?([0-9]{1,6}D)?(T(?=[0-9])([0-9]{1,9}H)?([0-9]{1,9}M)?([0-9]{1,9}(\.[0-9]{1,9})?S)?)?$"
 
 
 def config_schema_name(queue: str) -> str:
@@ -33,7 +34,12 @@ def config_body(queue: str) -> dict[str, Any]:
         "queue-config": {"$ref": f"#/components/schemas/{config_schema_name(queue)}"},
         "max-seconds-since-last-heartbeat": {
             "anyOf": [
-                {"type": "integer", "format": "int64", "minimum": 1, "maximum": 366 * 86_400},
+                {
+                    "type": "integer",
+                    "format": "int64",
+                    "minimum": 1,
+                    "maximum": HEARTBEAT_SECONDS_MAX,
+                },
                 {"type": "null"},
             ]
         },
@@ -53,7 +59,7 @@ def _setting(one: Setting) -> dict[str, Any]:
             found = {"type": "integer", "format": f"int{bits + 1}"}
             found |= {"minimum": low, "maximum": 2**bits - 1}
         case Form.DURATION:
-            found = {"type": "string", "pattern": _DURATION}
+            found = {"type": "string", "pattern": ISO_DURATION}
     if one.nullable:
         found = {"anyOf": [found, {"type": "null"}]}
     return found if one.default is None else {**found, "default": one.default}
