@@ -15,6 +15,7 @@ import lance
 import pyarrow as pa
 import pytest
 
+from lakewarden.formats.iceberg.patience import PatientCatalog
 from lakewarden.jobs.tokens import Role
 from lakewarden.service.app import create_app
 from lakewarden.service.settings import ServiceSettings
@@ -126,6 +127,26 @@ def test_a_store_that_stays_silent_takes_nobody_else_down(
         # Whoever comes now is served.
         answer = call("POST", f"/warehouse/{known}/tables/refresh", role=Role.OPERATE)
         assert answer.json() == {"tables": 1, "added": 0, "gone": 0}
+
+
+def test_a_catalog_that_stays_silent_is_not_waited_for_for_ever(
+    template: Path,
+    tmp_path: Path,
+    world: World,
+    silence: Silence,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PatientCatalog, "patience", (1.0, 1.0))
+    uri = f"http://127.0.0.1:{silence.port}"
+    lance.write_dataset(pa.table({"id": [1]}), tmp_path / "lake" / "t.lance")
+    with running(template, tmp_path / "tasks.db", world, looks_max=1) as call:
+        for properties in ({"type": "rest", "uri": uri}, {"uri": uri}):
+            more = {"kind": "iceberg", "catalog-properties": properties}
+            answer = call.register("silent", "c", **more)
+            assert answer.status_code == 400, answer.text
+            assert "timed out" in answer.json()["error"]["message"]
+        # Its place is free again.
+        assert call.register("lake", str(tmp_path / "lake")).status_code == 201
 
 
 def test_a_look_that_takes_too_long_registers_nothing_and_keeps_its_place(

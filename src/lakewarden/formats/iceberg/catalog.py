@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from pyiceberg.catalog import Catalog, MetastoreCatalog, load_catalog
+from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -61,6 +61,7 @@ from lakewarden.errors import (
 )
 from lakewarden.formats.iceberg.metadata import Removal, packed, unpacked, without
 from lakewarden.formats.iceberg.paths import place
+from lakewarden.formats.iceberg.patience import open_catalog
 from lakewarden.formats.iceberg.target import CatalogTarget, Identifier
 from lakewarden.storage.location import Location
 from lakewarden.storage.store import ReadStore, Store
@@ -122,7 +123,7 @@ class Lake:
     def catalog(self, name: str) -> Catalog:
         if name not in self._open:
             try:
-                self._open[name] = load_catalog(name, **self._properties)
+                self._open[name] = open_catalog(name, self._properties)
             except Exception as error:
                 raise UsageError(
                     ErrorKind.CATALOG,
