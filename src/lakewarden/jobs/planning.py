@@ -119,12 +119,13 @@ def plan_orphans(
 ) -> Planned:
     """Plan which files of all these tables go because no version names them.
 
-    The floor for ages was looked at before; in a warehouse of ours it holds for tables, too.
+    The floor for ages was looked at before.
     """
     if isinstance(source, OwnTables):
         # Below the first version there is none, so no version goes.
         rules = {table.id: Rules(before_version=1) for table in tables}
-        return _own(source, tables, rules, Request(None, unverified_after=older_than), reading)
+        asked = Request(None, unverified_after=older_than, unsafe_below_floor=True)
+        return _own(source, tables, rules, asked, reading)
     return _others(source, tables, cleanup.orphans(older_than, unsafe_below_floor=True), reading)
 
 
@@ -218,11 +219,11 @@ class Optimizing:
         if portion:
             yield portion
 
-    def do(self, keys: Collection[str]) -> dict[str, Row]:
-        """Do what is planned for some tables, and return what was done to each."""
+    def do(self, keys: Collection[str], gate: Gate) -> dict[str, Row]:
+        """Do what is planned for some tables, if the gate is open, and return what was done to each."""
         jobs = tuple(job for job in self.plan.jobs if job.key in keys)
         rows = tuple(row for row in self.plan.rows if row.table_key in keys)
-        done = optimize.execute(replace(self.plan, jobs=jobs, rows=rows), self.reading)
+        done = optimize.execute(replace(self.plan, jobs=jobs, rows=rows), self.reading, gate)
         found = {row.table_key: row for row in done.rows}
         gone = "the table was not found any more; look at the warehouse again"
         missing = Row("", error=gone, error_kind=ErrorKind.NOT_FOUND.value)

@@ -360,8 +360,7 @@ class Runner:
                 failure = failure_at_table(self.queue, claim, row.error_kind)
                 holding.fail(claim, row.error, failure, result)
             elif receipt is not None and receipt.error_kind == ErrorKind.STOPPED.value:
-                end = holding.ended(claim) or End("it was stopped", Failure.STOPPED)
-                holding.end_of(claim, end, result)
+                holding.end_of(claim, _stop_of(holding, claim), result)
             elif receipt is not None and receipt.outdated:
                 again.append(hand)
             elif receipt is not None and receipt.error is not None:
@@ -447,10 +446,11 @@ class Runner:
         work = optimizing(group.source, tables, settings, min_files, reading)
         hands = {work.keys[hand.table.id]: hand for hand in group.hands}
         claims = [hand.claim for hand in group.hands]
+        door = Doorkeeper(holding, hands, None, {})
         for keys in work.portions():
             passing, _ = holding.check(claims)
             chosen = [key for key in keys if hands[key].claim.task_id in passing]
-            for key, row in work.do(chosen).items():
+            for key, row in work.do(chosen, door).items():
                 self._report_optimized(holding, hands[key], row, settings)
             for key in keys:
                 end = holding.ended(hands[key].claim)
@@ -461,6 +461,9 @@ class Runner:
         self, holding: Holding, hand: InHand, row: Row, settings: OptimizeSettings
     ) -> None:
         result = results.optimized(row)
+        if row.error_kind == ErrorKind.STOPPED.value:
+            holding.end_of(hand.claim, _stop_of(holding, hand.claim), result)
+            return
         if row.error is not None:
             holding.fail(hand.claim, row.error, results.failure_of(row.error_kind), result)
             return
@@ -478,6 +481,11 @@ def _groups(source: Source, hands: Sequence[InHand]) -> Iterator[Group]:
         free = isinstance(source, OwnTables) and isinstance(hand.settings, ExpireSettings)
         found.setdefault(None if free else hand.sharing, []).append(hand)
     yield from (Group(source, one) for one in found.values())
+
+
+def _stop_of(holding: Holding, claim: Claim) -> End:
+    """Return why a gate was closed."""
+    return holding.ended(claim) or End("it was stopped", Failure.STOPPED)
 
 
 def _is_few(row: TablePlan, hand: InHand) -> bool:

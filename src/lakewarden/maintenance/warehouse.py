@@ -72,6 +72,8 @@ class Request:
     tables: Mapping[str, Rules] = field(default_factory=dict)
     unverified_after: timedelta = UNVERIFIED_AFTER
     delete_unverified: bool = False
+    #: Somebody has decided that no writer takes longer than `unverified_after`.
+    unsafe_below_floor: bool = False
     #: Marks of tables that are due; taken away when they have been cleaned.
     marks: tuple[str, ...] = ()
     #: How old entries of the log must be to go, whatever else is said.
@@ -92,7 +94,13 @@ class Request:
         """Return the request for the tables: the pins say what goes, these are the margins."""
         policy = Policy(before_version=1, on_tagged=OnTagged.KEEP, min_age=self.min_age)
         expiry = ExpiryPolicy(older_than=self.min_age, keep=1)
-        return Cleanup(policy, self.unverified_after, self.delete_unverified, expiry=expiry)
+        return Cleanup(
+            policy,
+            self.unverified_after,
+            self.delete_unverified,
+            expiry=expiry,
+            unsafe_below_floor=self.unsafe_below_floor,
+        )
 
     def describe(self) -> str:
         words = self.rules.describe() if self.rules is not None else "tables that are due"
