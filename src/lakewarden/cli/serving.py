@@ -361,8 +361,9 @@ def create_token(
         made, secret = tokens.create(name, Role(role.value), expires_at=until, joined=connection)
         context = {"name": name, "role": role.value}
         audit.record(_ACTOR, "create_token", None, context, joined=connection)
-    text = f"{secret}\n{name} may {role.value}; keep the token, it is not shown again"
-    _tell(json, text, "token", token=secret, **_row(made))
+    _tell(json, secret, "token", token=secret, **_row(made))
+    # Alone on stdout, for whoever puts it into a variable.
+    output.to_stderr(f"the token of {name} (role {role.value}); keep it, it is not shown again")
 
 
 def _later(now: datetime, age: timedelta) -> datetime:

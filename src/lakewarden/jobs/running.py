@@ -383,14 +383,17 @@ class Runner:
         source, now = planned.source, self.queue.database.clock.now()
         planned.refresh()
 
-        def decide(hand: InHand) -> successors.Next:
-            return successors.after_expiry(hand.claim, hand.table, hand.settings, source, now)
-
         expiring = {k: h for k, h in fine.items() if isinstance(h.settings, ExpireSettings)}
-        following = dict(
-            zip(expiring, concurrently(decide, list(expiring.values()), TOGETHER), strict=True)
-        )
-        idle = [key for key in expiring if key in few or _is_idle(planned.rows[key])]
+        idle = {key for key in expiring if key in few or _is_idle(planned.rows[key])}
+
+        def decide(key: str) -> successors.Next:
+            hand = expiring[key]
+            return successors.after_expiry(
+                hand.claim, hand.table, hand.settings, source, now, idle=key in idle
+            )
+
+        decided = concurrently(decide, list(expiring), TOGETHER)
+        following = dict(zip(expiring, decided, strict=True))
         kept = planned.kept_because(idle)
         orphans = [h.claim for h in fine.values() if isinstance(h.settings, OrphanSettings)]
         before = holding.patiently(partial(self._deleted_before, orphans))
