@@ -32,7 +32,7 @@ from lakewarden.maintenance.survey import (
     list_fully,
     with_credentials,
 )
-from lakewarden.model import FileKind, Format, Guard, PrefixMismatch
+from lakewarden.model import WAREHOUSE_MARK, FileKind, Format, Guard, PrefixMismatch
 from lakewarden.pipeline import inventory, metadata, snapshots
 from lakewarden.pipeline.frames import (
     DECISIONS,
@@ -104,6 +104,9 @@ def survey_iceberg(
         _check_all_seen(known[len(found) :], orphans=orphans)
         overlapping = _overlaps(known, orphans=orphans)
         found = [one.but(overlapping.get(one.table_id)) for one in known[: len(found)]]
+        if not orphans:
+            # A listing, where there is one, shows the mark.
+            found = _without_kept(found, reading, costs)
         roots = _roots(found)
         if orphans and targets.guard is Guard.CATALOG:
             roots += _places_beside(found, known[len(found) :])
@@ -291,6 +294,30 @@ def _refusal(other: _Found, why: str) -> LakewardenError:
         f"{other.table.uri} {why}, so a file of one may be needed by the other; nothing goes: move "
         "one of them away, or repair it if it cannot be read",
     )
+
+
+def _without_kept(found: Sequence[_Found], reading: Reading, costs: Costs) -> list[_Found]:
+    """Refuse tables that belong to a warehouse of ours: only its log knows which snapshots it needs.
+
+    Asked of those alone that something may go of.
+    """
+    stores = ReadStores(reading.opening)
+
+    def look(one: _Found) -> _Found:
+        home = place(one.summary.location) if one.summary else None
+        if home is None or one.error is not None or one.summary is None:
+            return one
+        if not (one.summary.going or one.summary.resumed):
+            return one
+        mark = home.child(WAREHOUSE_MARK)
+        try:
+            return one.but(in_warehouse(home) if stores(mark).exists(mark.key) else None)
+        except LakewardenError as error:
+            return one.but(error)
+
+    looked = list(concurrently(look, found, _ASKED_TOGETHER))
+    costs.add_requests(stores.requests())
+    return looked
 
 
 def _roots(found: Sequence[_Found]) -> list[Root]:
