@@ -22,6 +22,7 @@ from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSetti
 from lakewarden.jobs.discovery import TOGETHER
 from lakewarden.jobs.holding import End, Holding
 from lakewarden.jobs.log_cleanup import LogCleanup
+from lakewarden.jobs.neighbours import Neighbourhood
 from lakewarden.jobs.planning import Done, Planned, optimizing, plan_expiry, plan_orphans
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
@@ -204,8 +205,11 @@ class Runner:
                     told = results.skipped(error.message)
                     holding.succeed(claim, "the warehouse is gone", told)
                 return
-            holding.hide(claims, access.hide)
-            source = open_source(info, access)
+            around = Neighbourhood.of(self.warehouses, info, access)
+            holding.hide(claims, around.hide)
+            source: Source = open_source(info, access)
+            if claims[0].queue != OPTIMIZE:
+                source = around.seen_by(source)
             hands = [
                 hand
                 for hand in concurrently(

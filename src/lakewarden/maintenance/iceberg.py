@@ -102,14 +102,15 @@ def survey_iceberg(
         # The log of a warehouse says what stays, so whatever else is found there may go.
         orphans = rule.policy is None or targets.held is not None
         _check_all_seen(known[len(found) :], orphans=orphans)
-        overlapping = _overlaps(known, orphans=orphans)
+        beside = _beside(targets)
+        overlapping = _overlaps([*known, *beside], orphans=orphans)
         found = [one.but(overlapping.get(one.table_id)) for one in known[: len(found)]]
         if not orphans:
             # A listing, where there is one, shows the mark.
             found = _without_kept(found, reading, costs)
         roots = _roots(found)
         if orphans and targets.guard is Guard.CATALOG:
-            roots += _places_beside(found, known[len(found) :])
+            roots += _places_beside(found, [*known[len(found) :], *beside])
     work = _Work(targets, reading, costs, roots)
     return work.orphans(facts, found) if orphans else work.expiry(facts, found)
 
@@ -140,6 +141,14 @@ def _locate(
         for number, (table, pointer, error) in enumerate(_pointers(lake, rest))
     ]
     return found, [one for one in others if not isinstance(one.error, NotFound)]
+
+
+def _beside(targets: IcebergTargets) -> list[_Found]:
+    """Return tables of other catalogs, of which only the place counts: they have no number in a plan."""
+    return [
+        _Found(-1 - step, one.table, one.pointer, changes=False, summary=one.summary)
+        for step, one in enumerate(targets.beside)
+    ]
 
 
 def _pointers(
