@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from threading import Event
 from typing import Any
@@ -16,7 +17,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from lakewarden.errors import ErrorKind, LakewardenError, NotFound
+from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused
 from lakewarden.jobs import results, successors
 from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings, exclusion
 from lakewarden.jobs.discovery import TOGETHER
@@ -37,6 +38,7 @@ from lakewarden.maintenance.optimize import Row
 from lakewarden.maintenance.plan import TablePlan
 from lakewarden.maintenance.removal import TableReceipt, added
 from lakewarden.maintenance.survey import Reading
+from lakewarden.model import format_duration
 from lakewarden.pipeline.frames import concurrently
 from lakewarden.warehouse.warehouse import MANIFEST
 
@@ -44,6 +46,8 @@ from lakewarden.warehouse.warehouse import MANIFEST
 BATCH_FILES = 10_000
 #: Times that a table is planned which others change all the time.
 _ATTEMPTS = 3
+#: How much the clocks of a worker and of the database may differ.
+_CLOCKS_DIFFER_MAX = timedelta(minutes=5)
 #: How far a task is when its plan is made.
 _PLANNED = 0.5
 
@@ -301,6 +305,7 @@ class Runner:
 
     def _clean(self, holding: Holding, group: Group, attempts: int) -> None:
         """Plan all tables of a group together, delete what goes, and report every task."""
+        self._check_clock(holding)
         reading, engine = self._reading(holding, group), self.engine()
         tables = [hand.table for hand in group.hands]
         if isinstance(group.settings, OrphanSettings):
@@ -343,6 +348,16 @@ class Runner:
         for hand in again:
             error = done[planned.keys[hand.table.id]].error or "it keeps changing"
             holding.fail(hand.claim, error, Failure.TRANSIENT)
+
+    def _check_clock(self, holding: Holding) -> None:
+        """Refuse to judge ages by a clock that is wrong: what was just written would look old."""
+        ahead = holding.patiently(self.queue.database.ahead)
+        if abs(ahead) > _CLOCKS_DIFFER_MAX:
+            raise Refused(
+                ErrorKind.STORAGE,
+                f"this worker's clock differs from the database's by {format_duration(abs(ahead))}, so "
+                "what was written just now may look old; nothing goes: set the clock right",
+            )
 
     def _report_cleaned(
         self,
