@@ -73,6 +73,56 @@ def test_a_shallow_clone_in_a_warehouse_of_ours_keeps_what_it_needs(
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("queue", [EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES])
+def test_a_shallow_clone_of_a_table_of_ours_keeps_what_it_needs(
+    lab: Lab, tmp_path: Path, queue: str
+) -> None:
+    own = new_lake(tmp_path / "own")
+    own.lance("create", "points", 0)
+    for step in range(1, 8):
+        own.lance("overwrite", "points", step)
+    clone = tables.clone(own.place("points"), tmp_path / "dev" / "clone.lance", 2)
+    needed = invariants.fingerprints(clone)
+    warehouse = lab.register(WarehouseKind.LAKEWARDEN, str(own.root))
+    lab.lance(tmp_path / "dev")
+    lab.later()
+    warehouse.configure(queue)
+    (task,) = warehouse.ask(queue, "points")
+    lab.run(queue)
+    details = warehouse.details(task)
+    assert details.info.status is TaskStatus.SUCCESS, details.message
+    invariants.assert_all_versions_read(clone, needed)
+    if queue == EXPIRE_SNAPSHOTS:
+        # Of eight versions, three stay and one is needed elsewhere.
+        assert warehouse.result(task)["deleted_data_files_count"] == 4
+    assert own.at("points").to_table()["id"].to_pylist() == [7]
+
+
+@pytest.mark.spark
+def test_a_table_of_ours_that_lies_in_another_warehouse_is_cleaned_by_its_log(
+    lab: Lab, tmp_path: Path
+) -> None:
+    place = lance_table(tmp_path / "lake" / "old.lance", 2)
+    own = new_lake(tmp_path / "own")
+    own.namespace.register_table({"id": ["db", "old"], "location": str(place)})
+    for step in range(1, 7):
+        own.lance("overwrite", "old", step)
+    plain, warehouse = (
+        lab.lance(tmp_path / "lake"),
+        lab.register(WarehouseKind.LAKEWARDEN, str(own.root)),
+    )
+    lab.later()
+    for one in (plain, warehouse):
+        one.configure(EXPIRE_SNAPSHOTS)
+    (mine,), (its,) = plain.ask(EXPIRE_SNAPSHOTS), warehouse.ask(EXPIRE_SNAPSHOTS, "old")
+    lab.run(EXPIRE_SNAPSHOTS)
+    assert plain.details(mine).info.status is TaskStatus.FAILED
+    assert warehouse.details(its).info.status is TaskStatus.SUCCESS, warehouse.details(its)
+    assert warehouse.result(its)["expired_snapshots_count"] > 0
+    invariants.assert_no_live_file_missing(place)
+
+
+@pytest.mark.spark
 def test_nothing_goes_while_a_warehouse_that_may_hold_clones_is_away(
     lab: Lab, tmp_path: Path
 ) -> None:

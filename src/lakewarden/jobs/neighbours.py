@@ -17,7 +17,7 @@ from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Ref
 from lakewarden.formats.iceberg.metadata import parse
 from lakewarden.formats.iceberg.target import CatalogTarget
 from lakewarden.jobs.discovery import TOGETHER
-from lakewarden.jobs.sources import IcebergCatalog, LanceDirectory, Source, open_source
+from lakewarden.jobs.sources import IcebergCatalog, LanceDirectory, OwnTables, Source, open_source
 from lakewarden.jobs.warehouses import Access, FoundTable, WarehouseInfo, WarehouseKind, Warehouses
 from lakewarden.maintenance.fleet import Neighbour
 from lakewarden.pipeline.frames import ReadStores, concurrently
@@ -47,13 +47,13 @@ class Neighbourhood:
 
     def seen_by(self, source: Source) -> Source:
         """Return the tables of a warehouse with what others may need of them."""
-        if isinstance(source, LanceDirectory):
+        if isinstance(source, LanceDirectory | OwnTables):
             return self._around(source)
         if isinstance(source, IcebergCatalog):
             return replace(source, beside=tuple(self._beside()))
         return source
 
-    def _around(self, source: LanceDirectory) -> LanceDirectory:
+    def _around(self, source: LanceDirectory | OwnTables) -> Source:
         apart: dict[Location, Mapping[str, str]] = {}
         for info, access in self.others.items():
             if info.kind is WarehouseKind.ICEBERG:

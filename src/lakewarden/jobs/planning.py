@@ -170,7 +170,7 @@ def _own(
         else Location.parse(found.location).uri
         for number, found in pinned.items()
     }
-    asked = replace(request, tables=chosen)
+    asked = replace(request, tables=chosen, beside=source.beside)
     plan = warehouses.plan(source.warehouse, asked, reading, now=reading.clock.now())
 
     def execute(gate: Gate, rate_limit: float | None) -> Done:

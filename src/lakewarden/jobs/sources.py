@@ -313,6 +313,8 @@ class OwnTables:
 
     warehouse: Warehouse
     opener: Opener
+    #: Places of other warehouses, where shallow clones may be that need files of these tables.
+    beside: tuple[Location, ...] = ()
 
     def find(self) -> list[FoundTable]:
         return [
