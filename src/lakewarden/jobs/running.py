@@ -17,7 +17,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from lakewarden.errors import ErrorKind, LakewardenError, NotFound, Refused
+from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Refused
 from lakewarden.jobs import results, successors
 from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings, exclusion
 from lakewarden.jobs.discovery import TOGETHER
@@ -248,8 +248,7 @@ class Runner:
             holding.fail(claim, unforeseen(holding, claim, error), Failure.TRANSIENT)
             return None
         if isinstance(found, RequestRefused):
-            told = results.skipped(f"{found.name}: {found.message}")
-            holding.succeed(claim, f"nothing was done: {found.message}", told)
+            _report_excluded(holding, claim, found)
             return None
         return found
 
@@ -318,7 +317,7 @@ class Runner:
             }
             planned = plan_expiry(group.source, tables, expiring, reading)
         # Planning takes its time, and where nothing is to go nobody asks later.
-        group = group.going(holding)
+        group = self._still_concerned(holding, group.going(holding))
         if not group.hands:
             return
         hands = {planned.keys[hand.table.id]: hand for hand in group.hands}
@@ -348,6 +347,26 @@ class Runner:
         for hand in again:
             error = done[planned.keys[hand.table.id]].error or "it keeps changing"
             holding.fail(hand.claim, error, Failure.TRANSIENT)
+
+    def _still_concerned(self, holding: Holding, group: Group) -> Group:
+        """Return the group without tables that somebody has excluded while they were planned."""
+
+        def ask(hand: InHand) -> RequestRefused | None:
+            try:
+                told = group.source.properties(hand.table)
+            except (Damaged, NotFound):
+                # That is its own task's trouble, and the second look finds it out.
+                return None
+            return exclusion(hand.claim.queue, told, hand.claim.config, hand.table.type)
+
+        refusals = concurrently(ask, group.hands, TOGETHER)
+        going: list[InHand] = []
+        for hand, refusal in zip(group.hands, refusals, strict=True):
+            if refusal is None:
+                going.append(hand)
+            else:
+                _report_excluded(holding, hand.claim, refusal)
+        return replace(group, hands=going)
 
     def _check_clock(self, holding: Holding) -> None:
         """Refuse to judge ages by a clock that is wrong: what was just written would look old."""
@@ -487,6 +506,11 @@ class Runner:
         after = successors.after_optimize(hand.claim, hand.table, settings, row, now)
         result |= results.scheduled(after.decision, after.at)
         holding.succeed(hand.claim, results.optimize_message(row), result, successor=after.task)
+
+
+def _report_excluded(holding: Holding, claim: Claim, refusal: RequestRefused) -> None:
+    told = results.skipped(f"{refusal.name}: {refusal.message}")
+    holding.succeed(claim, f"nothing was done: {refusal.message}", told)
 
 
 def _groups(source: Source, hands: Sequence[InHand]) -> Iterator[Group]:
