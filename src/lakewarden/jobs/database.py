@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,12 @@ class Database:
         found = connection.scalar(sa.select(sa.func.clock_timestamp()))
         assert isinstance(found, datetime)
         return found.astimezone(UTC)
+
+    def ahead(self) -> timedelta:
+        """Return by how much this process's clock is ahead of the one that decides."""
+        with self.reading() as connection:
+            found = self.moment(connection)
+        return self.clock.now() - found
 
     def close(self) -> None:
         self.engine.dispose()

@@ -133,10 +133,12 @@ def _targets(source: Source, tables: Sequence[TableEntity]) -> tuple[Targets, di
     if isinstance(source, LanceDirectory):
         places = {table.id: Location.parse(table.target) for table in tables}
         # The others are read: a shallow clone among them may need files of these.
-        targets = Targets((), (source.location,), only=frozenset(places.values()))
+        read = (source.location, *source.beside)
+        targets = Targets((), read, only=frozenset(places.values()))
         return targets, {number: place.uri for number, place in places.items()}
     named = {table.id: CatalogTarget.parse(table.target) for table in tables}
-    targets = Targets((), iceberg=IcebergTargets(tuple(named.values())))
+    beside = source.beside if isinstance(source, IcebergCatalog) else ()
+    targets = Targets((), iceberg=IcebergTargets(tuple(named.values()), beside=beside))
     return targets, {number: one.uri for number, one in named.items()}
 
 
@@ -169,7 +171,7 @@ def _own(
         else Location.parse(found.location).uri
         for number, found in pinned.items()
     }
-    asked = replace(request, tables=chosen)
+    asked = replace(request, tables=chosen, beside=source.beside)
     plan = warehouses.plan(source.warehouse, asked, reading, now=reading.clock.now())
 
     def execute(gate: Gate, rate_limit: float | None) -> Done:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from threading import Event
 from typing import Any
@@ -16,12 +17,13 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from lakewarden.errors import ErrorKind, LakewardenError, NotFound
+from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Refused
 from lakewarden.jobs import results, successors
 from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings, exclusion
 from lakewarden.jobs.discovery import TOGETHER
 from lakewarden.jobs.holding import End, Holding
 from lakewarden.jobs.log_cleanup import LogCleanup
+from lakewarden.jobs.neighbours import Neighbourhood
 from lakewarden.jobs.planning import Done, Planned, optimizing, plan_expiry, plan_orphans
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
@@ -36,6 +38,7 @@ from lakewarden.maintenance.optimize import Row
 from lakewarden.maintenance.plan import TablePlan
 from lakewarden.maintenance.removal import TableReceipt, added
 from lakewarden.maintenance.survey import Reading
+from lakewarden.model import format_duration
 from lakewarden.pipeline.frames import concurrently
 from lakewarden.warehouse.warehouse import MANIFEST
 
@@ -43,6 +46,8 @@ from lakewarden.warehouse.warehouse import MANIFEST
 BATCH_FILES = 10_000
 #: Times that a table is planned which others change all the time.
 _ATTEMPTS = 3
+#: How much the clocks of a worker and of the database may differ.
+_CLOCKS_DIFFER_MAX = timedelta(minutes=5)
 #: How far a task is when its plan is made.
 _PLANNED = 0.5
 
@@ -204,8 +209,11 @@ class Runner:
                     told = results.skipped(error.message)
                     holding.succeed(claim, "the warehouse is gone", told)
                 return
-            holding.hide(claims, access.hide)
-            source = open_source(info, access)
+            around = Neighbourhood.of(self.warehouses, info, access)
+            holding.hide(claims, around.hide)
+            source: Source = open_source(info, access)
+            if claims[0].queue != OPTIMIZE:
+                source = around.seen_by(source)
             hands = [
                 hand
                 for hand in concurrently(
@@ -240,8 +248,7 @@ class Runner:
             holding.fail(claim, unforeseen(holding, claim, error), Failure.TRANSIENT)
             return None
         if isinstance(found, RequestRefused):
-            told = results.skipped(f"{found.name}: {found.message}")
-            holding.succeed(claim, f"nothing was done: {found.message}", told)
+            _report_excluded(holding, claim, found)
             return None
         return found
 
@@ -297,6 +304,7 @@ class Runner:
 
     def _clean(self, holding: Holding, group: Group, attempts: int) -> None:
         """Plan all tables of a group together, delete what goes, and report every task."""
+        self._check_clock(holding)
         reading, engine = self._reading(holding, group), self.engine()
         tables = [hand.table for hand in group.hands]
         if isinstance(group.settings, OrphanSettings):
@@ -309,7 +317,7 @@ class Runner:
             }
             planned = plan_expiry(group.source, tables, expiring, reading)
         # Planning takes its time, and where nothing is to go nobody asks later.
-        group = group.going(holding)
+        group = self._still_concerned(holding, group.going(holding))
         if not group.hands:
             return
         hands = {planned.keys[hand.table.id]: hand for hand in group.hands}
@@ -339,6 +347,36 @@ class Runner:
         for hand in again:
             error = done[planned.keys[hand.table.id]].error or "it keeps changing"
             holding.fail(hand.claim, error, Failure.TRANSIENT)
+
+    def _still_concerned(self, holding: Holding, group: Group) -> Group:
+        """Return the group without tables that somebody has excluded while they were planned."""
+
+        def ask(hand: InHand) -> RequestRefused | None:
+            try:
+                told = group.source.properties(hand.table)
+            except (Damaged, NotFound):
+                # That is its own task's trouble, and the second look finds it out.
+                return None
+            return exclusion(hand.claim.queue, told, hand.claim.config, hand.table.type)
+
+        refusals = concurrently(ask, group.hands, TOGETHER)
+        going: list[InHand] = []
+        for hand, refusal in zip(group.hands, refusals, strict=True):
+            if refusal is None:
+                going.append(hand)
+            else:
+                _report_excluded(holding, hand.claim, refusal)
+        return replace(group, hands=going)
+
+    def _check_clock(self, holding: Holding) -> None:
+        """Refuse to judge ages by a clock that is wrong: what was just written would look old."""
+        ahead = holding.patiently(self.queue.database.ahead)
+        if abs(ahead) > _CLOCKS_DIFFER_MAX:
+            raise Refused(
+                ErrorKind.STORAGE,
+                f"this worker's clock differs from the database's by {format_duration(abs(ahead))}, so "
+                "what was written just now may look old; nothing goes: set the clock right",
+            )
 
     def _report_cleaned(
         self,
@@ -474,6 +512,11 @@ class Runner:
         after = successors.after_optimize(hand.claim, hand.table, settings, row, now)
         result |= results.scheduled(after.decision, after.at)
         holding.succeed(hand.claim, results.optimize_message(row), result, successor=after.task)
+
+
+def _report_excluded(holding: Holding, claim: Claim, refusal: RequestRefused) -> None:
+    told = results.skipped(f"{refusal.name}: {refusal.message}")
+    holding.succeed(claim, f"nothing was done: {refusal.message}", told)
 
 
 def _groups(source: Source, hands: Sequence[InHand]) -> Iterator[Group]:

@@ -32,6 +32,7 @@ from lakewarden.warehouse.warehouse import MANIFEST
 
 if TYPE_CHECKING:
     from lakewarden.formats.iceberg.catalog import Lake
+    from lakewarden.maintenance.fleet import Neighbour
     from lakewarden.warehouse.manifest import Pin, Table
     from lakewarden.warehouse.warehouse import Warehouse
 
@@ -133,6 +134,8 @@ class LanceDirectory:
 
     location: Location
     opener: Opener
+    #: Places of other warehouses, where shallow clones may be that need files of these tables.
+    beside: tuple[Location, ...] = ()
 
     def find(self) -> list[FoundTable]:
         stores = ReadStores(self.opener)
@@ -249,6 +252,8 @@ class IcebergCatalog:
     name: str
     lake: Lake
     opener: Opener
+    #: Tables of other warehouses' catalogs.
+    beside: tuple[Neighbour, ...] = ()
 
     def find(self) -> list[FoundTable]:
         try:
@@ -308,6 +313,8 @@ class OwnTables:
 
     warehouse: Warehouse
     opener: Opener
+    #: Places of other warehouses, where shallow clones may be that need files of these tables.
+    beside: tuple[Location, ...] = ()
 
     def find(self) -> list[FoundTable]:
         return [
