@@ -9,7 +9,8 @@ import lance
 import pytest
 import sqlalchemy as sa
 
-from lakewarden.errors import LakewardenError
+from lakewarden.errors import LakewardenError, NotFound
+from lakewarden.jobs.discovery import NewPlace
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
 from lakewarden.jobs.schema import TASK_CONFIG, WAREHOUSE
 from lakewarden.jobs.sources import LanceDirectory, OwnTables, open_source
@@ -323,3 +324,10 @@ def test_directory_that_is_empty_for_a_moment_loses_no_table(lab: Lab, tmp_path:
     lake.rmdir()
     (tmp_path / "away").rename(lake)
     assert any(one.task_id for one in lab.discovery.detect(warehouse.info.id))
+
+
+def test_a_catalog_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    access = Access({}, {"type": "sql", "uri": f"sqlite:///{tmp_path}/nope.db"})
+    with pytest.raises(NotFound, match=r"no catalog at .*nope\.db; check the uri"):
+        open_source(NewPlace(WarehouseKind.ICEBERG, "prod"), access)
+    assert list(tmp_path.iterdir()) == []

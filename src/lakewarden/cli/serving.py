@@ -144,6 +144,10 @@ def serve(
         shown = f"[{address}]" if ":" in address else address
         access = "a token is needed" if authenticate else "this machine only, no token needed"
         output.to_stderr(f"serving  http://{shown}:{bound} ({access})")
+        if authenticate and not application.state.parts.tokens.all():
+            output.to_stderr(
+                "nobody has a token yet; make one: lakewarden token create me --role admin"
+            )
         _run(application, _workers(url, tracing) if workers else None, listener)
 
 

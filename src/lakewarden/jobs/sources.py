@@ -12,7 +12,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from sqlalchemy import make_url
 
 from lakewarden.errors import ErrorKind, NotFound, Refused
 from lakewarden.expiry import SnapshotHistory
@@ -113,6 +116,7 @@ def open_source(place: Place, access: Access) -> LanceDirectory | IcebergCatalog
         case WarehouseKind.LANCE:
             return LanceDirectory(Location.parse(place.location), Opener(options))
         case WarehouseKind.ICEBERG:
+            _refuse_missing(access.catalog_properties)
             lake = fleet.open_lake({**_NO_CHANGE, **access.catalog_properties})
             reached = lake.storage_options(place.location) | options
             return IcebergCatalog(place.location, lake, Opener(reached))
@@ -123,6 +127,15 @@ def open_source(place: Place, access: Access) -> LanceDirectory | IcebergCatalog
             database = access.catalog_properties.get(LOG_DATABASE)
             found = Warehouse.open(place.location, opener=opener, database=database)
             return OwnTables(found, opener)
+
+
+def _refuse_missing(properties: Mapping[str, str]) -> None:
+    """Refuse a catalog in a file that is not there: SQLite would make one."""
+    uri = properties.get("uri", "")
+    if uri.startswith("sqlite:"):
+        file = make_url(uri).database
+        if file and not Path(file).exists():
+            raise NotFound(f"there is no catalog at {file}; check the uri in catalog-properties")
 
 
 # -- a directory of Lance tables -------------------------------------------------------------------
