@@ -165,6 +165,30 @@ def test_a_table_in_two_catalogs_keeps_what_either_needs(
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("queue", [EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES])
+def test_a_table_of_ours_that_another_catalog_knows_keeps_what_either_needs(
+    lab: Lab, tmp_path: Path, queue: str
+) -> None:
+    own = new_lake(tmp_path / "own")
+    own.create("lines", 0)
+    for step in range(1, 8):
+        own.iceberg("lines").append(tables.rows(step).select(["id"]))
+    warehouse = lab.register(WarehouseKind.LAKEWARDEN, str(own.root))
+    in_another_catalog(lab, tmp_path / "two", own.iceberg("lines").metadata_location)
+    with iceberg.catalog(tmp_path / "two", "copies") as catalog:
+        catalog.load_table("db.t").append(tables.rows(9).select(["id"]))
+        copy = catalog.load_table("db.t").metadata_location
+    lab.later()
+    warehouse.configure(queue)
+    (task,) = warehouse.ask(queue, "lines")
+    lab.run(queue)
+    details = warehouse.details(task)
+    assert details.info.status is TaskStatus.FAILED
+    assert "a file of one may be needed by the other" in str(details.message)
+    assert iceberg_oracle.missing(iceberg_oracle.opened(copy)) == set()
+
+
+@pytest.mark.spark
 def test_a_catalog_that_is_registered_twice_is_one(lab: Lab, tmp_path: Path) -> None:
     table = iceberg_table(tmp_path, "t")
     left = iceberg_orphans(table)

@@ -47,13 +47,18 @@ class Neighbourhood:
 
     def seen_by(self, source: Source) -> Source:
         """Return the tables of a warehouse with what others may need of them."""
-        if isinstance(source, LanceDirectory | OwnTables):
-            return self._around(source)
+        if isinstance(source, LanceDirectory):
+            opener, beside = self._around(source.opener)
+            return replace(source, opener=opener, beside=beside)
         if isinstance(source, IcebergCatalog):
             return replace(source, beside=tuple(self._beside()))
+        if isinstance(source, OwnTables):
+            opener, beside = self._around(source.opener)
+            known = tuple(self._beside())
+            return replace(source, opener=opener, beside=beside, known_elsewhere=known)
         return source
 
-    def _around(self, source: LanceDirectory | OwnTables) -> Source:
+    def _around(self, opener: Opener) -> tuple[Opener, tuple[Location, ...]]:
         apart: dict[Location, Mapping[str, str]] = {}
         for info, access in self.others.items():
             if info.kind is WarehouseKind.ICEBERG:
@@ -62,8 +67,7 @@ class Neighbourhood:
             with _speaking_of(info, access):
                 self._check_there(info, place, Opener(dict(access.storage_options)))
             apart[place] = access.storage_options
-        opener = replace(source.opener, apart=apart)
-        return replace(source, opener=opener, beside=tuple(apart))
+        return replace(opener, apart=apart), tuple(apart)
 
     def _check_there(self, info: WarehouseInfo, place: Location, opener: Opener) -> None:
         names, files = ReadStores(opener)(place).list_directory(place.path)

@@ -171,7 +171,9 @@ def _own(
         else Location.parse(found.location).uri
         for number, found in pinned.items()
     }
-    asked = replace(request, tables=chosen, beside=source.beside)
+    asked = replace(
+        request, tables=chosen, beside=source.beside, known_elsewhere=source.known_elsewhere
+    )
     plan = warehouses.plan(source.warehouse, asked, reading, now=reading.clock.now())
 
     def execute(gate: Gate, rate_limit: float | None) -> Done:

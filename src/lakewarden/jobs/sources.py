@@ -328,6 +328,8 @@ class OwnTables:
     opener: Opener
     #: Places of other warehouses, where shallow clones may be that need files of these tables.
     beside: tuple[Location, ...] = ()
+    #: Iceberg tables of other warehouses: one of them may be the same as one of these.
+    known_elsewhere: tuple[Neighbour, ...] = ()
 
     def find(self) -> list[FoundTable]:
         return [

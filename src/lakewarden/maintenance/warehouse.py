@@ -23,7 +23,7 @@ from lakewarden.formats.lance.layout import HINT
 from lakewarden.maintenance import cleanup, removal
 from lakewarden.maintenance.cleanup import Cleanup, removal_of
 from lakewarden.maintenance.deleting import STOPPED, Gate, OpenGate, Turnstile, closed
-from lakewarden.maintenance.fleet import IcebergTargets, Targets
+from lakewarden.maintenance.fleet import IcebergTargets, Neighbour, Targets
 from lakewarden.maintenance.pinned import PinnedTables, WarehouseTables, target_of
 from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.removal import Receipt, TableReceipt
@@ -80,6 +80,8 @@ class Request:
     log_age: timedelta = LOG_AGE
     #: Directories elsewhere in which shallow clones may be that need files of the warehouse.
     beside: tuple[Location, ...] = ()
+    #: Iceberg tables of catalogs elsewhere: one of them may be the same as one of the warehouse.
+    known_elsewhere: tuple[Neighbour, ...] = ()
 
     @classmethod
     def for_due(cls, warehouse: Warehouse, min_age: timedelta = MIN_AGE, **margins: Any) -> Request:
@@ -182,7 +184,7 @@ def plan(
     costs = Costs()
     with costs.stage(reading, "read the log"):
         reclaim = decide(warehouse, request.rules, now, request.tables)
-    targets = _targets(reclaim, request.beside)
+    targets = _targets(reclaim, request)
     # As of the version that was decided on: of what came later, nothing was decided.
     reading = replace(reading, lake=PinnedTables(warehouse, reclaim))
     names = _names(reclaim)
@@ -222,7 +224,8 @@ def plan(
     )
 
 
-def _targets(reclaim: Reclaim, beside: tuple[Location, ...]) -> Targets:
+def _targets(reclaim: Reclaim, request: Request) -> Targets:
+    beside = request.beside
     pins = {_place(reclaim, number): one for number, one in reclaim.lance.items()}
     held = {target_of(number): one for number, one in reclaim.iceberg.items()}
     same = reclaim.unchanged
@@ -239,6 +242,7 @@ def _targets(reclaim: Reclaim, beside: tuple[Location, ...]) -> Targets:
             tuple(held),
             held=held,
             unchanged=frozenset(target_of(number) for number in same if number in reclaim.iceberg),
+            beside=request.known_elsewhere,
         ),
     )
 
