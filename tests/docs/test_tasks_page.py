@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from lakewarden.jobs import results
 from lakewarden.jobs.config import SETTINGS, Setting
 from lakewarden.jobs.queues import QUEUES
+from lakewarden.jobs.scheduling import Decision
+from lakewarden.maintenance.plan import TablePlan
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/understanding/tasks.md").read_text()
@@ -42,3 +46,16 @@ def test_tests_that_are_named_exist() -> None:
     named = re.findall(r"`(test_\w+)`", PAGE)
     assert len(named) >= 12
     assert [name for name in named if f"def {name}(" not in sources] == []
+
+
+def test_every_name_of_a_result_is_described() -> None:
+    plan = TablePlan(0, "t")
+    told = {
+        **results.expired(plan, None),
+        **results.kept({"head": 1}),
+        **results.orphans(plan, None, timedelta(0), dry_run=True),
+        **results.scheduled(Decision(None, ""), None),
+        **results.skipped(""),
+    }
+    section = PAGE.partition("## What a task tells\n")[2].partition("\n## ")[0]
+    assert [name for name in told if f"`{name}`" not in section] == []

@@ -1233,8 +1233,8 @@ def test_ic_46_append_only_manifests_are_not_opened(single: Lab) -> None:
     table = single.make()
     made = kit.synthetic(table, 12, 2, real=True)
     plan = single.plan(versions=made[:1])
-    # The metadata file, the going list, and the one after it.
-    assert plan.requests == {"GET": 3, "LIST": 1}
+    # The metadata file, the going list, and the one after it; the mark of a warehouse.
+    assert plan.requests == {"GET": 3, "HEAD": 1, "LIST": 1}
     case = single.expire(Built(table, made[1:]), versions=made[:1])
     check(case)
     case.went(manifest_lists=1)

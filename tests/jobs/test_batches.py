@@ -114,4 +114,4 @@ def test_loop_takes_tasks_of_one_warehouse_at_a_time(
     stop.set()
     thread.join(60)
     picked = [one.getMessage() for one in caplog.records if "picked" in one.getMessage()]
-    assert picked == ["expire_snapshots: 2 tasks were picked"] * 2
+    assert picked == ["expire_snapshots: tasks picked: 2"] * 2

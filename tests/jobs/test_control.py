@@ -138,6 +138,16 @@ def test_what_somebody_put_off_is_not_brought_forward(
     assert [(claim.task_id, claim.origin) for claim in queue.pick(EXPIRE)] == [(task_id, origin)]
 
 
+def test_who_wants_a_task_now_wants_it_to_do_what_it_can(
+    queue: TaskQueue, control: Control, world: World
+) -> None:
+    later = world.now() + timedelta(hours=1)
+    (task_id,) = queue.enqueue([wanted(later, origin=Origin.COMMIT)])
+    control(LAKE, Action.RUN_NOW, [task_id])
+    (claim,) = queue.pick(EXPIRE)
+    assert (claim.task_id, claim.origin) == (task_id, Origin.MANUAL)
+
+
 def test_run_now_shortens_the_wait_between_attempts(
     queue: TaskQueue, control: Control, world: World
 ) -> None:

@@ -72,6 +72,25 @@ def test_a_database_that_is_not_there_is_only_made_by_migrating(tmp_path: Path) 
     open_database(f"sqlite:///{place}").close()
 
 
+def test_tables_of_something_else_are_left_alone(empty: str) -> None:
+    engine = sa.create_engine(empty)
+    with engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE task (theirs INTEGER)"))
+    with pytest.raises(Refused, match=r"tables of something else \(task\); nothing") as error:
+        migrate(empty)
+    assert error.value.kind is ErrorKind.ALREADY_EXISTS
+    with engine.begin() as connection:
+        assert sa.inspect(connection).get_table_names() == ["task"]
+        connection.execute(sa.text("ALTER TABLE task RENAME TO theirs"))
+    engine.dispose()
+    if empty.startswith("sqlite"):
+        with pytest.raises(Refused, match=r"a database of its own"):
+            migrate(empty)
+    else:
+        # A server's database may be shared.
+        migrate(empty)
+
+
 def test_migrating_again_changes_nothing(empty: str) -> None:
     _, made = migrate(empty)
     database = open_database(empty)

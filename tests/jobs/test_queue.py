@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from threading import Barrier, Event
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -85,6 +87,29 @@ def test_a_slot_is_free_again_when_its_task_has_ended(queue: TaskQueue, world: W
     assert again.task_id != claim.task_id
     assert again.attempt == 1
     assert again.fence > claim.fence
+
+
+def test_a_database_from_a_backup_gives_no_number_away_again(
+    template: Path, tmp_path: Path, world: World
+) -> None:
+    """A worker goes on while the database is put back to before it began, and another begins."""
+    place = tmp_path / "tasks.db"
+    place.write_bytes(template.read_bytes())
+    with closing(open_database(f"sqlite:///{place}", clock=world)) as database:
+        TaskQueue(database, world).enqueue([wanted(world.now())])
+    backup = place.read_bytes()
+    with closing(open_database(f"sqlite:///{place}", clock=world)) as database:
+        (before,) = TaskQueue(database, world).pick(EXPIRE)
+    world.sleep(1)
+    place.write_bytes(backup)
+    with closing(open_database(f"sqlite:///{place}", clock=world)) as database:
+        queue = TaskQueue(database, world)
+        (after,) = queue.pick(EXPIRE)
+        assert (before.task_id, before.attempt) == (after.task_id, after.attempt)
+        assert queue.heartbeat(before) is Signal.NOT_ACTIVE
+        assert queue.heartbeat(after) is Signal.CONTINUE
+        with pytest.raises(TaskTakenOver):
+            queue.succeed(before)
 
 
 def test_tasks_that_do_not_come_to_be_are_not_there(

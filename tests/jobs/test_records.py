@@ -82,6 +82,26 @@ def test_a_place_belongs_to_one_warehouse(
     warehouses.register("two", kind, place)
 
 
+@pytest.mark.parametrize(
+    ("place", "taken"),
+    [
+        ("abfss://c@lakes.dfs.core.windows.net/lake", True),
+        ("wasbs://c@lakes.blob.core.windows.net/lake/inner", True),
+        ("az://c/lake/", True),
+        ("az://other/lake", False),
+    ],
+)
+def test_a_container_without_its_account_may_be_anybodys(
+    warehouses: Warehouses, place: str, taken: bool
+) -> None:
+    warehouses.register("one", WarehouseKind.LANCE, "az://c/lake")
+    if not taken:
+        warehouses.register("two", WarehouseKind.LANCE, place)
+        return
+    with pytest.raises(RequestRefused, match="'one'"):
+        warehouses.register("two", WarehouseKind.LANCE, place)
+
+
 def test_of_many_that_want_a_place_one_gets_it(url: str, world: World) -> None:
     barrier = Barrier(4)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lance
 import pytest
 
 from lakewarden.jobs.control import Action
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES
+from lakewarden.jobs.running import Engine, Runner
 from lakewarden.jobs.tasks import Failure, Origin, TaskStatus
 from lakewarden.testing import iceberg, iceberg_oracle, invariants, tables
 from tests.jobs.lab import (
@@ -447,3 +449,35 @@ def test_damaged_table_fails_for_good_and_the_others_go_on(lab: Lab, tmp_path: P
     with lab.database.reading() as connection:
         waiting = connection.exec_driver_sql("SELECT parent_task_id FROM task").scalars().all()
     assert waiting == [tasks[0].hex]
+
+
+@pytest.mark.parametrize("queue", [EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES])
+@pytest.mark.parametrize("kind", ["lance", "iceberg"])
+def test_a_table_that_is_excluded_while_it_is_planned_is_left_alone(
+    lab: Lab, tmp_path: Path, kind: str, queue: str
+) -> None:
+    if kind == "lance":
+        place = lance_table(tmp_path / "lake" / "t.lance", 5)
+        lance_orphans(place)
+        warehouse = lab.lance(tmp_path / "lake")
+    else:
+        table = iceberg_table(tmp_path, "t")
+        iceberg_orphans(table)
+        place, warehouse = iceberg.local(table.location()), lab.iceberg(tmp_path)
+
+    def engine() -> Engine:
+        # Asked for when the task was picked and its table looked at.
+        if kind == "lance":
+            lance.dataset(str(place)).update_config({"gc.enabled": "false"})
+        else:
+            with table.refresh().transaction() as changes:
+                changes.set_properties({"gc.enabled": "false"})
+        return lab.engine
+
+    before = invariants.files(place)
+    settings = {"max_snapshot_age_ms": DAY_MS} if queue == EXPIRE_SNAPSHOTS else {}
+    warehouse.configure(queue, **settings)
+    (task,) = warehouse.ask(queue, "t")
+    Runner(lab.queue, lab.warehouses, engine, lab.stop).run(lab.queue.pick(queue))
+    assert "gc.enabled" in str(warehouse.details(task).message)
+    assert before <= invariants.files(place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lance
 import pytest
@@ -111,6 +111,30 @@ def test_orphans_of_a_warehouse_go_and_no_version_does(lab: Lab, tmp_path: Path)
     assert not any(path.exists() for path in left)
     invariants.assert_all_versions_read(lake.place("points"), prints)
     assert len(lake.iceberg("lines").metadata.snapshots) == snapshots
+
+
+def test_whoever_switches_the_floor_off_does_so_in_a_warehouse_of_ours_too(
+    lab: Lab, tmp_path: Path
+) -> None:
+    lake = filled(tmp_path / "wh")
+    hours = {"old": 3.0, "young": 0.5}
+    left = {
+        name: tables.orphan(lake.place("points"), f"data/{name}.lance", days=age / 24)
+        for name, age in hours.items()
+    }
+    warehouse = registered(lab, lake)
+    short: dict[str, Any] = {"default_older_than_ms": 3_600_000}
+    warehouse.configure(REMOVE_ORPHAN_FILES, **short)
+    (task,) = warehouse.ask(REMOVE_ORPHAN_FILES, "points")
+    lab.run(REMOVE_ORPHAN_FILES)
+    message = str(warehouse.details(task).message)
+    assert message.startswith("RemoveOrphanFilesRetentionTooShort: ")
+    assert all(path.exists() for path in left.values())
+    warehouse.configure(REMOVE_ORPHAN_FILES, **short, disable_min_older_than_check=True)
+    (task,) = warehouse.ask(REMOVE_ORPHAN_FILES, "points")
+    lab.run(REMOVE_ORPHAN_FILES)
+    assert warehouse.result(task)["deleted_count"] == 1
+    assert {name: path.exists() for name, path in left.items()} == {"old": False, "young": True}
 
 
 def test_small_files_of_many_tables_become_few(lab: Lab, tmp_path: Path) -> None:

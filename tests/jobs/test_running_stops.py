@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import lance
 import pytest
 import sqlalchemy as sa
 
 from lakewarden.jobs.control import Action
-from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES
+from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
 from lakewarden.jobs.schema import TASK, TASK_CONFIG
 from lakewarden.jobs.tasks import Failure, TaskStatus
-from lakewarden.testing import invariants
+from lakewarden.maintenance import deleting
+from lakewarden.pipeline import errands
+from lakewarden.testing import invariants, tables
 from lakewarden.world import SystemClock
 from tests.jobs.lab import lance_orphans, lance_table
 
@@ -216,3 +219,33 @@ def test_nothing_goes_while_the_database_is_away(
     assert left(tmp_path, "one") == 0
     assert rows(lab, task) == [("SUCCESS", None, True)]
     assert_tables_are_fine(tmp_path)
+
+
+@pytest.mark.parametrize("action", [Action.CANCEL, Action.STOP])
+def test_optimize_commits_nothing_for_a_task_that_is_not_its_own_any_more(
+    lab: Lab, tmp_path: Path, action: Action, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tables.appended(tmp_path / "lake" / "t.lance", 12)
+    other = tables.appended(tmp_path / "lake" / "other.lance", 12)
+    warehouse = lab.lance(tmp_path / "lake")
+    warehouse.configure(OPTIMIZE)
+    one, two = warehouse.ask(OPTIMIZE, "t", "other")
+    rewrite = errands.run
+
+    def then_act(*work: Any) -> Any:
+        done = rewrite(*work)
+        if warehouse.details(one).info.status is TaskStatus.RUNNING:
+            warehouse.control(action, one)
+        return done
+
+    monkeypatch.setattr(errands, "run", then_act)
+    monkeypatch.setattr(deleting, "_FRESH_SECONDS", 0.0)
+    lab.run(OPTIMIZE)
+    found = lance.dataset(str(place))
+    assert (found.version, len(found.get_fragments())) == (12, 12)
+    # What was rewritten is gone again.
+    assert len(list(place.glob("data/*"))) == 12
+    assert len(lance.dataset(str(other)).get_fragments()) == 1
+    assert warehouse.details(two).info.status is TaskStatus.SUCCESS
+    ended = ("CANCELLED", None, True) if action is Action.CANCEL else ("FAILED", "stopped", False)
+    assert rows(lab, one) == [ended]

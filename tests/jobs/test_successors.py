@@ -57,7 +57,7 @@ def test_versions_that_refs_hold_make_no_run_of_every_commit(
     now = SystemClock().now() + 9 * DAY
     table = known(source, now)
     claim = picked(queue, world.now())
-    after = after_expiry(claim, table, SETTINGS, source, now)
+    after = after_expiry(claim, table, SETTINGS, source, now, idle=True)
     assert after.at == now + DAY
     queue.succeed(claim, successor=after.task)
     written = source.look(table).versions
@@ -76,9 +76,29 @@ def test_what_gets_old_within_a_day_is_let_go_with_the_next_commit(
     now = SystemClock().now() + SETTINGS.max_snapshot_age - timedelta(hours=2)
     table = known(source, now)
     claim = picked(queue, world.now())
-    after = after_expiry(claim, table, SETTINGS, source, now)
+    after = after_expiry(claim, table, SETTINGS, source, now, idle=False)
     assert after.at == now + DAY
     queue.succeed(claim, successor=after.task)
     moment = now + timedelta(hours=3)
     task = NewTask(EXPIRE, LAKE, table.entity, moment, Origin.COMMIT, "2 can go")
     assert brought_forward(queue, database, task)
+
+
+def test_who_came_too_early_comes_back_in_time(
+    queue: TaskQueue, world: World, source: Source
+) -> None:
+    now = SystemClock().now() + SETTINGS.max_snapshot_age - timedelta(hours=2)
+    claim = picked(queue, world.now())
+    after = after_expiry(claim, known(source, now), SETTINGS, source, now, idle=True)
+    assert after.at is not None
+    assert timedelta(hours=1) < after.at - now <= timedelta(hours=2)
+
+
+def test_versions_of_the_last_hour_stay_whatever_the_config_says(source: Source) -> None:
+    now = SystemClock().now()
+    settings = ExpireSettings.of({}, {"max-snapshot-age-ms": 1000, "min-snapshots-to-expire": 1})
+    written = source.look(known(source, now)).versions
+    assert written is not None
+    decision = expire_versions(written, settings, now)
+    assert decision.at is not None
+    assert timedelta(minutes=50) < decision.at - now <= timedelta(hours=1)

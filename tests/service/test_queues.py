@@ -257,6 +257,18 @@ def test_a_property_that_cannot_be_read_is_told(service: Service) -> None:
     assert "history.expire.max-snapshot-age-ms" in message
 
 
+def test_settings_under_which_every_task_fails_are_told(service: Service) -> None:
+    lake = service.warehouse()
+    lake.enable("remove_orphan_files", **{"default-older-than-ms": 3_600_000})
+    found = effective(service, lake, "remove_orphan_files")
+    assert found["enabled"] is False
+    assert found["excluded"]["type"] == "RemoveOrphanFilesRetentionTooShort"
+    lake.enable("expire_snapshots", **{"max-snapshot-age-ms": -1})
+    found = effective(service, lake, "expire_snapshots")
+    assert found["excluded"]["type"] == "InvalidQueueConfig"
+    assert "max-snapshot-age-ms is -1" in found["excluded"]["message"]
+
+
 def test_questions_that_have_no_answer(service: Service) -> None:
     lake = service.warehouse()
     base, table = f"{lake.path}/task-queue", lake.tables[0]

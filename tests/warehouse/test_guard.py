@@ -13,6 +13,7 @@ from pyiceberg.catalog import load_catalog
 import lakewarden
 from lakewarden.errors import ErrorKind, Refused
 from lakewarden.testing import iceberg as kit
+from lakewarden.testing import iceberg_oracle
 from lakewarden.warehouse.lance import Namespace
 from lakewarden.warehouse.warehouse import Warehouse
 
@@ -64,3 +65,25 @@ def test_files_that_a_branch_of_the_warehouse_needs_are_no_orphans(
         assert plan.tables[0].error_kind == ErrorKind.IN_WAREHOUSE
     with pytest.raises(Refused, match="is a warehouse"):
         lakewarden.plan_cleanup(spark, "iceberg://main/db.t", keep=1, catalog={"main": main})
+
+
+def test_snapshots_that_the_log_of_a_warehouse_names_stay(
+    spark: SparkSession, warehouse: Warehouse, tmp_path: Path
+) -> None:
+    """Another catalog knows the table, too, and would take out what a tag of the warehouse needs."""
+    main = load_catalog("main", **{"py-catalog-impl": IMPL, "warehouse": str(tmp_path / "lake")})
+    main.create_namespace("db")
+    main.create_table("db.t", ROWS.schema).append(ROWS)
+    warehouse.refresh()
+    warehouse.create_tag("first")
+    first = main.load_table("db.t").metadata_location
+    main.load_table("db.t").overwrite(ROWS)
+    with kit.catalog(tmp_path) as other:
+        other.create_namespace_if_not_exists("db")
+        other.register_table("db.t", main.load_table("db.t").metadata_location)
+        plan = lakewarden.plan_cleanup(
+            spark, f"iceberg://{other.name}/db.t", older_than="0s", catalog={other.name: other}
+        )
+        assert plan.tables[0].error_kind == ErrorKind.IN_WAREHOUSE
+        lakewarden.execute(spark, plan, catalog={other.name: other})
+    assert iceberg_oracle.missing(iceberg_oracle.opened(first)) == set()

@@ -144,6 +144,10 @@ def serve(
         shown = f"[{address}]" if ":" in address else address
         access = "a token is needed" if authenticate else "this machine only, no token needed"
         output.to_stderr(f"serving  http://{shown}:{bound} ({access})")
+        if authenticate and not application.state.parts.tokens.all():
+            output.to_stderr(
+                "nobody has a token yet; make one: lakewarden token create me --role admin"
+            )
         _run(application, _workers(url, tracing) if workers else None, listener)
 
 
@@ -361,8 +365,9 @@ def create_token(
         made, secret = tokens.create(name, Role(role.value), expires_at=until, joined=connection)
         context = {"name": name, "role": role.value}
         audit.record(_ACTOR, "create_token", None, context, joined=connection)
-    text = f"{secret}\n{name} may {role.value}; keep the token, it is not shown again"
-    _tell(json, text, "token", token=secret, **_row(made))
+    _tell(json, secret, "token", token=secret, **_row(made))
+    # Alone on stdout, for whoever puts it into a variable.
+    output.to_stderr(f"the token of {name} (role {role.value}); keep it, it is not shown again")
 
 
 def _later(now: datetime, age: timedelta) -> datetime:

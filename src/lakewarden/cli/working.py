@@ -49,7 +49,7 @@ def worker(
     """Work on tasks: expire versions, remove orphan files, optimize, clean the task log.
 
     Tasks that are due at the same time share pipeline runs. How many loops each queue has is set by
-    LAKEWARDEN__TASK_EXPIRE_SNAPSHOTS_WORKERS and so on; see the reference. SIGTERM ends it: what runs is
+    LAKEWARDEN__TASK_EXPIRE_SNAPSHOTS_WORKERS and so on; docs/reference/cli.md lists them. SIGTERM ends it: what runs is
     stopped at the next batch and tried again by others.
 
     [bold]Examples[/bold]

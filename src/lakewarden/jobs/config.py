@@ -7,7 +7,7 @@ properties of ours (`lakewarden.…`) beat those of the same name that Lakekeepe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
@@ -302,6 +302,22 @@ def exclusion(
         name,
         f"{queue} is off in this warehouse; set {key} to true, or the table's property to true",
     )
+
+
+def trouble(
+    queue: str, properties: Mapping[str, str], stored: Mapping[str, Any]
+) -> RequestRefused | None:
+    """Return why every task with these settings fails; None if they can be used."""
+    kinds: Mapping[str, Callable[[Mapping[str, str], Mapping[str, Any]], object]] = {
+        EXPIRE_SNAPSHOTS: ExpireSettings.of,
+        REMOVE_ORPHAN_FILES: OrphanSettings.of,
+        OPTIMIZE: OptimizeSettings.of,
+    }
+    try:
+        kinds[queue](properties, stored)
+    except RequestRefused as refusal:
+        return refusal
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from lakewarden.jobs.database import Database
 from lakewarden.jobs.listing import task_not_found
 from lakewarden.jobs.refusals import bad_request
 from lakewarden.jobs.schema import TASK, TASK_LOG
-from lakewarden.jobs.tasks import Failure, Scope, TaskStatus
+from lakewarden.jobs.tasks import Failure, Origin, Scope, TaskStatus
 from lakewarden.jobs.transitions import Ending, Row, end, log, requeue
 
 TASKS_MAX = 100
@@ -110,6 +110,10 @@ def _act(connection: sa.Connection, row: Row, action: Action, at: datetime, now:
                 log(connection, row, ending, now, final=False)
             if status is not TaskStatus.RUNNING:
                 requeue(connection, row, at, now)
-                # Who put a task off, perhaps to mend a setting first, has time until then.
+                # Who wants a task now wants it to do what it can.  Who put it off, perhaps to mend a
+                # setting first, has time until then.
+                now_or_then = (
+                    {"origin": Origin.MANUAL} if action is Action.RUN_NOW else {"fixed": True}
+                )
                 mine = TASK.c.task_id == row.task_id
-                connection.execute(sa.update(TASK).where(mine).values(fixed=True))
+                connection.execute(sa.update(TASK).where(mine).values(now_or_then))

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from lakewarden.errors import ErrorKind, Refused, StorageError, UsageError
+from lakewarden.jobs.schema import METADATA
 from lakewarden.world import Clock, SystemClock
 
 #: The table in which Alembic keeps the revision; others may keep theirs in the same database.
@@ -86,6 +87,12 @@ class Database:
         assert isinstance(found, datetime)
         return found.astimezone(UTC)
 
+    def ahead(self) -> timedelta:
+        """Return by how much this process's clock is ahead of the one that decides."""
+        with self.reading() as connection:
+            found = self.moment(connection)
+        return self.clock.now() - found
+
     def close(self) -> None:
         self.engine.dispose()
 
@@ -115,6 +122,8 @@ def migrate(url: str) -> tuple[str | None, str]:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             before = _revision(connection)
             _refuse_newer(before)
+            if before is None:
+                _refuse_strangers(connection)
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
             after = _revision(connection)
@@ -151,6 +160,23 @@ def _refuse_missing(url: sa.URL) -> None:
             ErrorKind.NOT_FOUND,
             f"there is no database at {place}; check the address, or if it is to be a new one, run: "
             "lakewarden migrate",
+        )
+
+
+def _refuse_strangers(connection: sa.Connection) -> None:
+    """Refuse to make our tables among those of somebody else that are called the same.
+
+    A server's database may be shared; a file is its owner's alone.
+    """
+    there = set(sa.inspect(connection).get_table_names())
+    alone = connection.dialect.name == "sqlite"
+    strangers = sorted(there if alone else there & set(METADATA.tables))
+    if strangers:
+        shown = ", ".join(strangers[:3])
+        raise Refused(
+            ErrorKind.ALREADY_EXISTS,
+            f"the database holds tables of something else ({shown}); nothing was changed: give the "
+            "service a database of its own",
         )
 
 

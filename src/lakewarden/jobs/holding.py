@@ -22,7 +22,7 @@ from lakewarden.errors import ErrorKind, Interrupted, StorageError
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import TaskTakenOver
 from lakewarden.jobs.secrets import each_text, without_secrets
-from lakewarden.jobs.tasks import Beat, Claim, Failure, NewTask, Signal
+from lakewarden.jobs.tasks import Beat, Claim, Failure, NewTask, Signal, TaskStatus
 from lakewarden.world import Clock
 
 _LOG = logging.getLogger("lakewarden.jobs")
@@ -200,12 +200,14 @@ class Holding:
     ) -> None:
         """Report that a task is done, unless it is somebody else's by now."""
         words, told = self._hidden(claim, message, result)
-        self.report(
-            claim,
-            lambda: self.queue.succeed(
+
+        def report() -> None:
+            self.queue.succeed(
                 claim, words, result=told, rate=rate, successor=successor, along=along
-            ),
-        )
+            )
+            _LOG.info("%s is done: %s", _named(claim), words)
+
+        self.report(claim, report)
 
     def fail(
         self,
@@ -216,7 +218,13 @@ class Holding:
     ) -> None:
         """Report that an attempt has failed, unless the task is somebody else's by now."""
         words, told = self._hidden(claim, message, result)
-        self.report(claim, lambda: _ignored(self.queue.fail(claim, words, failure, result=told)))
+
+        def report() -> None:
+            status = self.queue.fail(claim, words, failure, result=told)
+            then = "has failed" if status is TaskStatus.FAILED else "will be tried again"
+            _LOG.warning("%s %s: %s", _named(claim), then, words)
+
+        self.report(claim, report)
 
     def hidden(self, claim: Claim, text: str) -> str:
         """Return a text without what nobody may read of this task's warehouse."""
@@ -262,5 +270,6 @@ def _is_gone(task: _Task) -> bool:
     return task.end is not None and task.end.failure is None
 
 
-def _ignored(_answer: object) -> None:
-    """Forget an answer."""
+def _named(claim: Claim) -> str:
+    name = ".".join(claim.entity.name or ())
+    return f"task {claim.task_id} ({claim.queue}{f' of {name}' if name else ''})"

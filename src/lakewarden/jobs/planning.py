@@ -119,12 +119,13 @@ def plan_orphans(
 ) -> Planned:
     """Plan which files of all these tables go because no version names them.
 
-    The floor for ages was looked at before; in a warehouse of ours it holds for tables, too.
+    The floor for ages was looked at before.
     """
     if isinstance(source, OwnTables):
         # Below the first version there is none, so no version goes.
         rules = {table.id: Rules(before_version=1) for table in tables}
-        return _own(source, tables, rules, Request(None, unverified_after=older_than), reading)
+        asked = Request(None, unverified_after=older_than, unsafe_below_floor=True)
+        return _own(source, tables, rules, asked, reading)
     return _others(source, tables, cleanup.orphans(older_than, unsafe_below_floor=True), reading)
 
 
@@ -132,10 +133,12 @@ def _targets(source: Source, tables: Sequence[TableEntity]) -> tuple[Targets, di
     if isinstance(source, LanceDirectory):
         places = {table.id: Location.parse(table.target) for table in tables}
         # The others are read: a shallow clone among them may need files of these.
-        targets = Targets((), (source.location,), only=frozenset(places.values()))
+        read = (source.location, *source.beside)
+        targets = Targets((), read, only=frozenset(places.values()))
         return targets, {number: place.uri for number, place in places.items()}
     named = {table.id: CatalogTarget.parse(table.target) for table in tables}
-    targets = Targets((), iceberg=IcebergTargets(tuple(named.values())))
+    beside = source.beside if isinstance(source, IcebergCatalog) else ()
+    targets = Targets((), iceberg=IcebergTargets(tuple(named.values()), beside=beside))
     return targets, {number: one.uri for number, one in named.items()}
 
 
@@ -168,7 +171,9 @@ def _own(
         else Location.parse(found.location).uri
         for number, found in pinned.items()
     }
-    asked = replace(request, tables=chosen)
+    asked = replace(
+        request, tables=chosen, beside=source.beside, known_elsewhere=source.known_elsewhere
+    )
     plan = warehouses.plan(source.warehouse, asked, reading, now=reading.clock.now())
 
     def execute(gate: Gate, rate_limit: float | None) -> Done:
@@ -218,11 +223,11 @@ class Optimizing:
         if portion:
             yield portion
 
-    def do(self, keys: Collection[str]) -> dict[str, Row]:
-        """Do what is planned for some tables, and return what was done to each."""
+    def do(self, keys: Collection[str], gate: Gate) -> dict[str, Row]:
+        """Do what is planned for some tables, if the gate is open, and return what was done to each."""
         jobs = tuple(job for job in self.plan.jobs if job.key in keys)
         rows = tuple(row for row in self.plan.rows if row.table_key in keys)
-        done = optimize.execute(replace(self.plan, jobs=jobs, rows=rows), self.reading)
+        done = optimize.execute(replace(self.plan, jobs=jobs, rows=rows), self.reading, gate)
         found = {row.table_key: row for row in done.rows}
         gone = "the table was not found any more; look at the warehouse again"
         missing = Row("", error=gone, error_kind=ErrorKind.NOT_FOUND.value)

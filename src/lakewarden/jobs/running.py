@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from threading import Event
 from typing import Any
@@ -16,12 +17,13 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from lakewarden.errors import ErrorKind, LakewardenError, NotFound
+from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Refused
 from lakewarden.jobs import results, successors
 from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings, exclusion
 from lakewarden.jobs.discovery import TOGETHER
 from lakewarden.jobs.holding import End, Holding
 from lakewarden.jobs.log_cleanup import LogCleanup
+from lakewarden.jobs.neighbours import Neighbourhood
 from lakewarden.jobs.planning import Done, Planned, optimizing, plan_expiry, plan_orphans
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
@@ -36,6 +38,7 @@ from lakewarden.maintenance.optimize import Row
 from lakewarden.maintenance.plan import TablePlan
 from lakewarden.maintenance.removal import TableReceipt, added
 from lakewarden.maintenance.survey import Reading
+from lakewarden.model import format_duration
 from lakewarden.pipeline.frames import concurrently
 from lakewarden.warehouse.warehouse import MANIFEST
 
@@ -43,6 +46,8 @@ from lakewarden.warehouse.warehouse import MANIFEST
 BATCH_FILES = 10_000
 #: Times that a table is planned which others change all the time.
 _ATTEMPTS = 3
+#: How much the clocks of a worker and of the database may differ.
+_CLOCKS_DIFFER_MAX = timedelta(minutes=5)
 #: How far a task is when its plan is made.
 _PLANNED = 0.5
 
@@ -204,8 +209,11 @@ class Runner:
                     told = results.skipped(error.message)
                     holding.succeed(claim, "the warehouse is gone", told)
                 return
-            holding.hide(claims, access.hide)
-            source = open_source(info, access)
+            around = Neighbourhood.of(self.warehouses, info, access)
+            holding.hide(claims, around.hide)
+            source: Source = open_source(info, access)
+            if claims[0].queue != OPTIMIZE:
+                source = around.seen_by(source)
             hands = [
                 hand
                 for hand in concurrently(
@@ -240,8 +248,7 @@ class Runner:
             holding.fail(claim, unforeseen(holding, claim, error), Failure.TRANSIENT)
             return None
         if isinstance(found, RequestRefused):
-            told = results.skipped(f"{found.name}: {found.message}")
-            holding.succeed(claim, f"nothing was done: {found.message}", told)
+            _report_excluded(holding, claim, found)
             return None
         return found
 
@@ -297,6 +304,7 @@ class Runner:
 
     def _clean(self, holding: Holding, group: Group, attempts: int) -> None:
         """Plan all tables of a group together, delete what goes, and report every task."""
+        self._check_clock(holding)
         reading, engine = self._reading(holding, group), self.engine()
         tables = [hand.table for hand in group.hands]
         if isinstance(group.settings, OrphanSettings):
@@ -309,7 +317,7 @@ class Runner:
             }
             planned = plan_expiry(group.source, tables, expiring, reading)
         # Planning takes its time, and where nothing is to go nobody asks later.
-        group = group.going(holding)
+        group = self._still_concerned(holding, group.going(holding))
         if not group.hands:
             return
         hands = {planned.keys[hand.table.id]: hand for hand in group.hands}
@@ -340,6 +348,36 @@ class Runner:
             error = done[planned.keys[hand.table.id]].error or "it keeps changing"
             holding.fail(hand.claim, error, Failure.TRANSIENT)
 
+    def _still_concerned(self, holding: Holding, group: Group) -> Group:
+        """Return the group without tables that somebody has excluded while they were planned."""
+
+        def ask(hand: InHand) -> RequestRefused | None:
+            try:
+                told = group.source.properties(hand.table)
+            except (Damaged, NotFound):
+                # That is its own task's trouble, and the second look finds it out.
+                return None
+            return exclusion(hand.claim.queue, told, hand.claim.config, hand.table.type)
+
+        refusals = concurrently(ask, group.hands, TOGETHER)
+        going: list[InHand] = []
+        for hand, refusal in zip(group.hands, refusals, strict=True):
+            if refusal is None:
+                going.append(hand)
+            else:
+                _report_excluded(holding, hand.claim, refusal)
+        return replace(group, hands=going)
+
+    def _check_clock(self, holding: Holding) -> None:
+        """Refuse to judge ages by a clock that is wrong: what was just written would look old."""
+        ahead = holding.patiently(self.queue.database.ahead)
+        if abs(ahead) > _CLOCKS_DIFFER_MAX:
+            raise Refused(
+                ErrorKind.STORAGE,
+                f"this worker's clock differs from the database's by {format_duration(abs(ahead))}, so "
+                "what was written just now may look old; nothing goes: set the clock right",
+            )
+
     def _report_cleaned(
         self,
         holding: Holding,
@@ -360,8 +398,7 @@ class Runner:
                 failure = failure_at_table(self.queue, claim, row.error_kind)
                 holding.fail(claim, row.error, failure, result)
             elif receipt is not None and receipt.error_kind == ErrorKind.STOPPED.value:
-                end = holding.ended(claim) or End("it was stopped", Failure.STOPPED)
-                holding.end_of(claim, end, result)
+                holding.end_of(claim, _stop_of(holding, claim), result)
             elif receipt is not None and receipt.outdated:
                 again.append(hand)
             elif receipt is not None and receipt.error is not None:
@@ -384,14 +421,17 @@ class Runner:
         source, now = planned.source, self.queue.database.clock.now()
         planned.refresh()
 
-        def decide(hand: InHand) -> successors.Next:
-            return successors.after_expiry(hand.claim, hand.table, hand.settings, source, now)
-
         expiring = {k: h for k, h in fine.items() if isinstance(h.settings, ExpireSettings)}
-        following = dict(
-            zip(expiring, concurrently(decide, list(expiring.values()), TOGETHER), strict=True)
-        )
-        idle = [key for key in expiring if key in few or _is_idle(planned.rows[key])]
+        idle = {key for key in expiring if key in few or _is_idle(planned.rows[key])}
+
+        def decide(key: str) -> successors.Next:
+            hand = expiring[key]
+            return successors.after_expiry(
+                hand.claim, hand.table, hand.settings, source, now, idle=key in idle
+            )
+
+        decided = concurrently(decide, list(expiring), TOGETHER)
+        following = dict(zip(expiring, decided, strict=True))
         kept = planned.kept_because(idle)
         orphans = [h.claim for h in fine.values() if isinstance(h.settings, OrphanSettings)]
         before = holding.patiently(partial(self._deleted_before, orphans))
@@ -447,10 +487,11 @@ class Runner:
         work = optimizing(group.source, tables, settings, min_files, reading)
         hands = {work.keys[hand.table.id]: hand for hand in group.hands}
         claims = [hand.claim for hand in group.hands]
+        door = Doorkeeper(holding, hands, None, {})
         for keys in work.portions():
             passing, _ = holding.check(claims)
             chosen = [key for key in keys if hands[key].claim.task_id in passing]
-            for key, row in work.do(chosen).items():
+            for key, row in work.do(chosen, door).items():
                 self._report_optimized(holding, hands[key], row, settings)
             for key in keys:
                 end = holding.ended(hands[key].claim)
@@ -461,6 +502,9 @@ class Runner:
         self, holding: Holding, hand: InHand, row: Row, settings: OptimizeSettings
     ) -> None:
         result = results.optimized(row)
+        if row.error_kind == ErrorKind.STOPPED.value:
+            holding.end_of(hand.claim, _stop_of(holding, hand.claim), result)
+            return
         if row.error is not None:
             holding.fail(hand.claim, row.error, results.failure_of(row.error_kind), result)
             return
@@ -468,6 +512,11 @@ class Runner:
         after = successors.after_optimize(hand.claim, hand.table, settings, row, now)
         result |= results.scheduled(after.decision, after.at)
         holding.succeed(hand.claim, results.optimize_message(row), result, successor=after.task)
+
+
+def _report_excluded(holding: Holding, claim: Claim, refusal: RequestRefused) -> None:
+    told = results.skipped(f"{refusal.name}: {refusal.message}")
+    holding.succeed(claim, f"nothing was done: {refusal.message}", told)
 
 
 def _groups(source: Source, hands: Sequence[InHand]) -> Iterator[Group]:
@@ -478,6 +527,11 @@ def _groups(source: Source, hands: Sequence[InHand]) -> Iterator[Group]:
         free = isinstance(source, OwnTables) and isinstance(hand.settings, ExpireSettings)
         found.setdefault(None if free else hand.sharing, []).append(hand)
     yield from (Group(source, one) for one in found.values())
+
+
+def _stop_of(holding: Holding, claim: Claim) -> End:
+    """Return why a gate was closed."""
+    return holding.ended(claim) or End("it was stopped", Failure.STOPPED)
 
 
 def _is_few(row: TablePlan, hand: InHand) -> bool:

@@ -19,6 +19,7 @@ from lakewarden.expiry import MS_MAX, Rules, SnapshotHistory, decide
 from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings
 from lakewarden.jobs.queues import DAY_SECONDS
 from lakewarden.model import format_duration
+from lakewarden.retention import MIN_AGE
 
 _GIB = 1 << 30
 #: What a file is to have where nobody says: only for telling how many are too many.
@@ -167,14 +168,15 @@ def expire_versions(
     written: Sequence[datetime], settings: ExpireSettings, now: datetime
 ) -> Decision:
     """Return the same for versions of a Lance table, `written` at these times."""
+    age = max(settings.max_snapshot_age, MIN_AGE)
     ordered = sorted(written)
     removable = ordered[: max(len(ordered) - settings.min_snapshots_to_keep, 0)]
     enough = max(settings.min_snapshots_to_expire, 1)
     if len(removable) < enough:
         return Decision(None, f"{len(removable)} of {enough} versions can go, ever")
-    old = [at for at in removable if now - at > settings.max_snapshot_age]
+    old = [at for at in removable if now - at > age]
     last = removable[enough - 1]
-    wait = settings.max_snapshot_age - (now - last) + timedelta(milliseconds=1)
+    wait = age - (now - last) + timedelta(milliseconds=1)
     return _expiry(
         now, max(round(wait / timedelta(milliseconds=1)), 0), max(len(old), enough), enough
     )

@@ -13,7 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from sqlalchemy import make_url
 
 from lakewarden.errors import ErrorKind, NotFound, Refused
 from lakewarden.expiry import SnapshotHistory
@@ -33,6 +36,7 @@ from lakewarden.warehouse.warehouse import MANIFEST
 
 if TYPE_CHECKING:
     from lakewarden.formats.iceberg.catalog import Lake
+    from lakewarden.maintenance.fleet import Neighbour
     from lakewarden.warehouse.manifest import Pin, Table
     from lakewarden.warehouse.warehouse import Warehouse
 
@@ -113,6 +117,7 @@ def open_source(place: Place, access: Access) -> LanceDirectory | IcebergCatalog
         case WarehouseKind.LANCE:
             return LanceDirectory(Location.parse(place.location), Opener(options))
         case WarehouseKind.ICEBERG:
+            _refuse_missing(access.catalog_properties)
             lake = fleet.open_lake({**_NO_CHANGE, **access.catalog_properties})
             reached = lake.storage_options(place.location) | options
             return IcebergCatalog(place.location, lake, Opener(reached))
@@ -125,6 +130,15 @@ def open_source(place: Place, access: Access) -> LanceDirectory | IcebergCatalog
             return OwnTables(found, opener)
 
 
+def _refuse_missing(properties: Mapping[str, str]) -> None:
+    """Refuse a catalog in a file that is not there: SQLite would make one."""
+    uri = properties.get("uri", "")
+    if uri.startswith("sqlite:"):
+        file = make_url(uri).database
+        if file and not Path(file).exists():
+            raise NotFound(f"there is no catalog at {file}; check the uri in catalog-properties")
+
+
 # -- a directory of Lance tables -------------------------------------------------------------------
 
 
@@ -134,6 +148,8 @@ class LanceDirectory:
 
     location: Location
     opener: Opener
+    #: Places of other warehouses, where shallow clones may be that need files of these tables.
+    beside: tuple[Location, ...] = ()
 
     def find(self) -> list[FoundTable]:
         stores = ReadStores(self.opener)
@@ -250,6 +266,8 @@ class IcebergCatalog:
     name: str
     lake: Lake
     opener: Opener
+    #: Tables of other warehouses' catalogs.
+    beside: tuple[Neighbour, ...] = ()
 
     def find(self) -> list[FoundTable]:
         try:
@@ -309,6 +327,10 @@ class OwnTables:
 
     warehouse: Warehouse
     opener: Opener
+    #: Places of other warehouses, where shallow clones may be that need files of these tables.
+    beside: tuple[Location, ...] = ()
+    #: Iceberg tables of other warehouses: one of them may be the same as one of these.
+    known_elsewhere: tuple[Neighbour, ...] = ()
 
     def find(self) -> list[FoundTable]:
         return [

@@ -52,12 +52,19 @@ def after_orphans(
 
 
 def after_expiry(
-    claim: Claim, table: TableEntity, settings: object, source: Source, now: datetime
+    claim: Claim,
+    table: TableEntity,
+    settings: object,
+    source: Source,
+    now: datetime,
+    *,
+    idle: bool,
 ) -> Next:
     """Come back when enough of what is left will be old enough: no commit may ever tell.
 
-    Never within a day: what tags and branches hold looks old, and does not go.  If enough looks old
-    right after a run, that is why, and no commit makes a difference before the day is over.
+    Not within a day of a run that did something.  What tags, branches and clones hold looks old, and
+    does not go: if enough looks old right after a run, that is why, and no commit makes a difference
+    before the day is over.
     """
     assert isinstance(settings, ExpireSettings)
     try:
@@ -71,9 +78,13 @@ def after_expiry(
     else:
         decision = expire_versions(look.versions or (), settings, now)
     if decision.at is None or decision.at > now:
-        at = None if decision.at is None else max(decision.at, now + _DAY)
+        at = decision.at
+        if at is not None and not idle:
+            at = max(at, now + _DAY)
         return _next(claim, table, decision, at)
-    held = Decision(now + _DAY, f"{decision.reason}; refs hold what the last run has left")
+    held = Decision(
+        now + _DAY, f"{decision.reason}; tags, branches or clones hold what the last run has left"
+    )
     return _next(claim, table, held, held.at, fixed=True)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -35,6 +35,8 @@ from lakewarden.world import Chance, ordered_id
 
 #: What SQLite takes in one statement, with room to spare.
 CHUNK = 500
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 _SHARED = tuple(name for name in TASK.c.keys() if name in TASK_LOG.c)  # noqa: SIM118
 
 Row = sa.Row[Any]
@@ -90,7 +92,7 @@ def _row(task: NewTask, now: datetime, chance: Chance) -> dict[str, Any]:
 
 def start(connection: sa.Connection, rows: Sequence[Row], now: datetime) -> dict[str, Row]:
     """Begin the next attempt at each task, and return the slots with their new numbers."""
-    slots = _advance(connection, [row.slot for row in rows])
+    slots = _advance(connection, [row.slot for row in rows], now)
     begin = (
         sa.update(TASK)
         .where(TASK.c.task_id == sa.bindparam("id"))
@@ -122,7 +124,7 @@ def start(connection: sa.Connection, rows: Sequence[Row], now: datetime) -> dict
 
 def requeue(connection: sa.Connection, row: Row, at: datetime, now: datetime) -> None:
     """Let a task wait for its next attempt."""
-    slots = _advance(connection, [row.slot])
+    slots = _advance(connection, [row.slot], now)
     connection.execute(
         sa.update(TASK)
         .where(TASK.c.task_id == row.task_id)
@@ -195,13 +197,20 @@ def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sq
     return sqlite.insert(table)
 
 
-def _advance(connection: sa.Connection, slots: Sequence[str]) -> dict[str, Row]:
+def _advance(connection: sa.Connection, slots: Sequence[str], now: datetime) -> dict[str, Row]:
+    """Give each slot its next number, one that no backup of the database has given away.
+
+    By the time: whoever has a number from after a backup that was restored must not have that of
+    somebody who comes later.
+    """
+    number = (now - _EPOCH) // _MICROSECOND
     found: dict[str, Row] = {}
     for first in range(0, len(slots), CHUNK):
-        rows = [{"slot": slot, "fence": 1} for slot in slots[first : first + CHUNK]]
+        rows = [{"slot": slot, "fence": number} for slot in slots[first : first + CHUNK]]
         new = upsert(connection, SLOT).values(rows)
         counted = new.on_conflict_do_update(
-            index_elements=["slot"], set_={"fence": SLOT.c.fence + 1}
+            index_elements=["slot"],
+            set_={"fence": sa.case((SLOT.c.fence < number, number), else_=SLOT.c.fence + 1)},
         )
         found |= {row.slot: row for row in connection.execute(counted.returning(SLOT))}
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -369,10 +369,10 @@ def _refuse_taken(connection: sa.Connection, info: WarehouseInfo) -> None:
     """
     if info.kind is WarehouseKind.ICEBERG:
         return
-    mine = Location.parse(info.location)
+    own = Location.parse(info.location)
     query = _infos().where(WAREHOUSE.c.kind != WarehouseKind.ICEBERG, WAREHOUSE.c.id != info.id)
     for other in [_info(row) for row in connection.execute(query.order_by(WAREHOUSE.c.name))]:
-        place = Location.parse(other.location)
+        place, mine = _comparable(Location.parse(other.location), own)
         if place == mine or place.contains(mine) or mine.contains(place):
             where = "at this place" if place == mine else "above or below this place"
             raise RequestRefused(
@@ -382,6 +382,17 @@ def _refuse_taken(connection: sa.Connection, info: WarehouseInfo) -> None:
                 f"there is a warehouse {where} already, {other.name!r}; each table may belong to one "
                 "only: choose another place, or delete that warehouse first",
             )
+
+
+def _comparable(one: Location, other: Location) -> tuple[Location, Location]:
+    """Return places of Azure without their accounts if one of them does not say which it is in."""
+    both = "@" in one.authority and "@" in other.authority
+    if {one.scheme, other.scheme} != {"az"} or both:
+        return one, other
+    first, second = (
+        replace(place, authority=place.authority.partition("@")[0]) for place in (one, other)
+    )
+    return first, second
 
 
 def _differs(row: Row | None, table: FoundTable) -> bool:

@@ -246,7 +246,7 @@ class _Loop:
                 self.stop.wait(_PAUSE_SECONDS)
                 continue
             if claims:
-                _LOG.info("%s: %d tasks were picked", self.name, len(claims))
+                _LOG.info("%s: tasks picked: %d", self.name, len(claims))
                 with self.settings.around(claims):
                     self.runner.run(claims)
             else:

@@ -123,11 +123,13 @@ class Cleanup:
     age_from_commit: bool = False
     #: For Iceberg tables; None keeps every snapshot.
     expiry: ExpiryPolicy | None = None
+    #: Somebody has decided that no writer takes longer than `unverified_after`.
+    unsafe_below_floor: bool = False
 
     def __post_init__(self) -> None:
         if self.unverified_after < timedelta(0):
             raise UsageError(ErrorKind.USAGE, "a duration cannot be negative; write 0s for none")
-        if self.policy is not None and not self.delete_unverified:
+        if self.policy is not None and not (self.delete_unverified or self.unsafe_below_floor):
             check_unverified_age(self.unverified_after)
 
     @property

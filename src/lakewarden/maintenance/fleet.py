@@ -23,12 +23,23 @@ from lakewarden.retention import Pins
 from lakewarden.storage.location import Location
 
 if TYPE_CHECKING:
-    from lakewarden.formats.iceberg.catalog import Lake
+    from lakewarden.formats.iceberg.catalog import Lake, Pointer
+    from lakewarden.pipeline.metadata import Summary
 
 #: Ranges a directory of tables is listed in; more of them list in parallel, each costs a page.
 _RANGES_PER_DIRECTORY = 16
 #: Small tables that share a range at least: together they fill a page or so.
 _TABLES_PER_RANGE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A table of a catalog in which no target is: it may lie at the same place, or be the same."""
+
+    table: CatalogTarget
+    pointer: Pointer
+    #: None if its metadata cannot be read.
+    summary: Summary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,8 @@ class IcebergTargets:
     held: Mapping[CatalogTarget, Held] | None = None
     #: Tables among those that stay as they are.
     unchanged: frozenset[CatalogTarget] = frozenset()
+    #: Tables of other catalogs that are known.
+    beside: tuple[Neighbour, ...] = ()
 
     def storage_options(self, lake: Lake | None) -> dict[str, str]:
         """Return what the catalogs say about reaching their tables' files."""

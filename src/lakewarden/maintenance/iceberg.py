@@ -32,7 +32,7 @@ from lakewarden.maintenance.survey import (
     list_fully,
     with_credentials,
 )
-from lakewarden.model import FileKind, Format, Guard, PrefixMismatch
+from lakewarden.model import WAREHOUSE_MARK, FileKind, Format, Guard, PrefixMismatch
 from lakewarden.pipeline import inventory, metadata, snapshots
 from lakewarden.pipeline.frames import (
     DECISIONS,
@@ -102,11 +102,15 @@ def survey_iceberg(
         # The log of a warehouse says what stays, so whatever else is found there may go.
         orphans = rule.policy is None or targets.held is not None
         _check_all_seen(known[len(found) :], orphans=orphans)
-        overlapping = _overlaps(known, orphans=orphans)
+        beside = _beside(targets)
+        overlapping = _overlaps([*known, *beside], orphans=orphans)
         found = [one.but(overlapping.get(one.table_id)) for one in known[: len(found)]]
+        if not orphans:
+            # A listing, where there is one, shows the mark.
+            found = _without_kept(found, reading, costs)
         roots = _roots(found)
         if orphans and targets.guard is Guard.CATALOG:
-            roots += _places_beside(found, known[len(found) :])
+            roots += _places_beside(found, [*known[len(found) :], *beside])
     work = _Work(targets, reading, costs, roots)
     return work.orphans(facts, found) if orphans else work.expiry(facts, found)
 
@@ -137,6 +141,14 @@ def _locate(
         for number, (table, pointer, error) in enumerate(_pointers(lake, rest))
     ]
     return found, [one for one in others if not isinstance(one.error, NotFound)]
+
+
+def _beside(targets: IcebergTargets) -> list[_Found]:
+    """Return tables of other catalogs, of which only the place counts: they have no number in a plan."""
+    return [
+        _Found(-1 - step, one.table, one.pointer, changes=False, summary=one.summary)
+        for step, one in enumerate(targets.beside)
+    ]
 
 
 def _pointers(
@@ -291,6 +303,30 @@ def _refusal(other: _Found, why: str) -> LakewardenError:
         f"{other.table.uri} {why}, so a file of one may be needed by the other; nothing goes: move "
         "one of them away, or repair it if it cannot be read",
     )
+
+
+def _without_kept(found: Sequence[_Found], reading: Reading, costs: Costs) -> list[_Found]:
+    """Refuse tables that belong to a warehouse of ours: only its log knows which snapshots it needs.
+
+    Asked of those alone that something may go of.
+    """
+    stores = ReadStores(reading.opening)
+
+    def look(one: _Found) -> _Found:
+        home = place(one.summary.location) if one.summary else None
+        if home is None or one.error is not None or one.summary is None:
+            return one
+        if not (one.summary.going or one.summary.resumed):
+            return one
+        mark = home.child(WAREHOUSE_MARK)
+        try:
+            return one.but(in_warehouse(home) if stores(mark).exists(mark.key) else None)
+        except LakewardenError as error:
+            return one.but(error)
+
+    looked = list(concurrently(look, found, _ASKED_TOGETHER))
+    costs.add_requests(stores.requests())
+    return looked
 
 
 def _roots(found: Sequence[_Found]) -> list[Root]:

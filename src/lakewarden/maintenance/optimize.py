@@ -8,6 +8,8 @@ date, publish.  The tasks of all tables are one Spark job, and their indices ano
 by the driver, one for each table, on top of the version that its plan has read.  Tables of a warehouse
 that were changed become one version of it.  Those that a writer has changed meanwhile are tried again:
 what was rewritten of files that are still the same is used, the rest is planned anew.
+
+Who runs it unattended may lose the right to: a gate is asked before every commit.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from lakewarden.errors import (
     Conflict,
     ErrorKind,
     Exit,
+    Interrupted,
     LakewardenError,
     StorageError,
     UsageError,
 )
+from lakewarden.maintenance.deleting import Gate, OpenGate, Turnstile
 from lakewarden.maintenance.places import Measured, Place, Skip, Visit
 from lakewarden.maintenance.rewriting import Job, Outcome
 from lakewarden.maintenance.survey import Costs, Reading
@@ -199,6 +203,13 @@ def _chosen(jobs: Sequence[Job], rules: Rules) -> tuple[list[Job], list[Row]]:
     return kept, rows
 
 
+def _stopped() -> LakewardenError:
+    return Interrupted(
+        ErrorKind.STOPPED,
+        "stopped before everything was committed; what was committed stands: run again for the rest",
+    )
+
+
 def _failed(row: Row, error: LakewardenError) -> Row:
     return replace(row, error=error.message, error_kind=error.kind.value)
 
@@ -225,9 +236,9 @@ class _Table:
     hurried: bool = False
 
 
-def execute(planned: Plan, reading: Reading) -> Receipt:
-    """Do what the plan says, and tell what was done."""
-    run = _Run(planned, reading)
+def execute(planned: Plan, reading: Reading, gate: Gate | None = None) -> Receipt:
+    """Do what the plan says, for as long as `gate` lets each table pass, and tell what was done."""
+    run = _Run(planned, reading, gate or OpenGate())
     todo = [_Table(job) for job in planned.jobs if job.needed]
     for _ in range(_ROUNDS):
         if not todo:
@@ -242,9 +253,11 @@ def execute(planned: Plan, reading: Reading) -> Receipt:
 class _Run:
     """One execution of a plan."""
 
-    def __init__(self, planned: Plan, reading: Reading) -> None:
+    def __init__(self, planned: Plan, reading: Reading, gate: Gate) -> None:
         self._plan = planned
         self._reading = reading
+        keys = [row.table_key for row in planned.rows]
+        self._door = Turnstile(gate, reading.clock, keys)
         self._at_once = planned.request.concurrency
         self.costs = Costs(seconds=dict(planned.seconds))
         self.rows = {row.table_key: row for row in planned.rows}
@@ -254,12 +267,13 @@ class _Run:
 
     def round(self, tables: Sequence[_Table]) -> list[_Table]:
         """Rewrite, commit, bring indices up to date, publish; return what must be tried again."""
-        rewritten = self._rewrite(tables)
+        rewritten = self._rewrite([one for one in tables if self._goes_on(one)])
         try:
             with self._plan.place.visiting() as visit:
                 committed = self._commit(visit, rewritten)
                 self._reindex(visit, [one for one in committed if self._may_index(one)])
                 self._rewrite_rest(visit, [one for one in committed if one.indexed])
+                committed = [one for one in committed if self._goes_public(visit, one)]
         except LakewardenError as error:
             # Of all that would have become one version, nothing is certain to be gone.
             for one in rewritten:
@@ -267,6 +281,24 @@ class _Run:
             return []
         self.version = visit.version or self.version
         return self._after(visit, committed)
+
+    def _goes_on(self, one: _Table) -> bool:
+        """Tell whether a table may be changed now; if not, take away what nobody has committed."""
+        if self._door.lets(one.job.key):
+            return True
+        one.job.discard(one.results or [])
+        self._fail(one, _stopped())
+        return False
+
+    def _goes_public(self, visit: Visit, one: _Table) -> bool:
+        """Tell whether what was committed to a table stands; if not, it was withdrawn in time."""
+        assert one.outcome is not None
+        changed = one.outcome.changed or one.indexed
+        if not (visit.waits and changed) or self._door.lets(one.job.key):
+            return True
+        visit.withdraw(one.job)
+        self._fail(one, _stopped())
+        return False
 
     @staticmethod
     def _may_index(table: _Table) -> bool:
@@ -311,6 +343,9 @@ class _Run:
         return [one for one, good in zip(tables, fine, strict=True) if good]
 
     def _commit_one(self, visit: Visit, one: _Table) -> bool:
+        if not self._goes_on(one):
+            visit.withdraw(one.job)
+            return False
         try:
             one.outcome = one.job.commit(visit.opened(one.job), one.results or [])
             if one.outcome.outrun:
@@ -358,6 +393,11 @@ class _Run:
             return None
 
     def _index_one(self, visit: Visit, one: _Table) -> None:
+        if not self._door.lets(one.job.key):
+            one.job.discard([], [one.told])
+            one.told = None
+            self._fail(one, _stopped())
+            return
         try:
             one.indexed = one.job.commit_index(visit.opened(one.job), one.told)
         except Conflict:
@@ -401,6 +441,11 @@ class _Run:
         if not one.rest:
             return
         assert one.outcome is not None
+        if not self._door.lets(job.key):
+            job.discard(one.rest)
+            one.rest = []
+            self._fail(one, _stopped())
+            return
         try:
             rest = job.commit(visit.opened(job), one.rest)
         except Exception as error:  # noqa: BLE001  # the other tables go on

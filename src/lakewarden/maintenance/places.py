@@ -64,6 +64,11 @@ class Visit(Protocol):
         """Open a table for changes."""
         ...
 
+    @property
+    def waits(self) -> bool:
+        """Whether what is committed is not public before the visit is over."""
+        ...
+
     def withdraw(self, job: Job) -> None:
         """Leave a table out, because something went wrong with it."""
         ...
@@ -136,6 +141,7 @@ class Alone:
     only: tuple[str, ...] = ()
     version: int | None = None
     left_out: frozenset[str] = frozenset()
+    waits: bool = False
 
     def keys(self) -> list[str]:
         found = [place.uri for place in self._paths() if self.targets.changes(place)]
@@ -365,6 +371,7 @@ class _Visit:
     ids: dict[str, str]
     version: int | None = None
     left_out: frozenset[str] = frozenset()
+    waits: bool = True
     _lock: Lock = field(default_factory=Lock)
 
     def opened(self, job: Job) -> Opened:

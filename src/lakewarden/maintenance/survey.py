@@ -213,6 +213,8 @@ def list_tables(
             for directory in targets.directories
             if not any(directory == place or directory.contains(place) for place in places)
         ]
+        # What was named counts, whether versions are there or not.
+        places += [table for table in targets.tables if table not in places]
         roots = [Root(number, number, place) for number, place in enumerate(places)]
         objects, more = settle(listing.identify(listed, units, roots))
         noted += more

@@ -23,7 +23,7 @@ from lakewarden.formats.lance.layout import HINT
 from lakewarden.maintenance import cleanup, removal
 from lakewarden.maintenance.cleanup import Cleanup, removal_of
 from lakewarden.maintenance.deleting import STOPPED, Gate, OpenGate, Turnstile, closed
-from lakewarden.maintenance.fleet import IcebergTargets, Targets
+from lakewarden.maintenance.fleet import IcebergTargets, Neighbour, Targets
 from lakewarden.maintenance.pinned import PinnedTables, WarehouseTables, target_of
 from lakewarden.maintenance.plan import Plan, TablePlan
 from lakewarden.maintenance.removal import Receipt, TableReceipt
@@ -72,10 +72,16 @@ class Request:
     tables: Mapping[str, Rules] = field(default_factory=dict)
     unverified_after: timedelta = UNVERIFIED_AFTER
     delete_unverified: bool = False
+    #: Somebody has decided that no writer takes longer than `unverified_after`.
+    unsafe_below_floor: bool = False
     #: Marks of tables that are due; taken away when they have been cleaned.
     marks: tuple[str, ...] = ()
     #: How old entries of the log must be to go, whatever else is said.
     log_age: timedelta = LOG_AGE
+    #: Directories elsewhere in which shallow clones may be that need files of the warehouse.
+    beside: tuple[Location, ...] = ()
+    #: Iceberg tables of catalogs elsewhere: one of them may be the same as one of the warehouse.
+    known_elsewhere: tuple[Neighbour, ...] = ()
 
     @classmethod
     def for_due(cls, warehouse: Warehouse, min_age: timedelta = MIN_AGE, **margins: Any) -> Request:
@@ -92,7 +98,13 @@ class Request:
         """Return the request for the tables: the pins say what goes, these are the margins."""
         policy = Policy(before_version=1, on_tagged=OnTagged.KEEP, min_age=self.min_age)
         expiry = ExpiryPolicy(older_than=self.min_age, keep=1)
-        return Cleanup(policy, self.unverified_after, self.delete_unverified, expiry=expiry)
+        return Cleanup(
+            policy,
+            self.unverified_after,
+            self.delete_unverified,
+            expiry=expiry,
+            unsafe_below_floor=self.unsafe_below_floor,
+        )
 
     def describe(self) -> str:
         words = self.rules.describe() if self.rules is not None else "tables that are due"
@@ -172,11 +184,11 @@ def plan(
     costs = Costs()
     with costs.stage(reading, "read the log"):
         reclaim = decide(warehouse, request.rules, now, request.tables)
-    targets = _targets(reclaim)
+    targets = _targets(reclaim, request)
     # As of the version that was decided on: of what came later, nothing was decided.
     reading = replace(reading, lake=PinnedTables(warehouse, reclaim))
     names = _names(reclaim)
-    if targets.tables or targets.iceberg.tables:
+    if targets.tables or targets.directories or targets.iceberg.tables:
         found = cleanup.plan(targets, request.cleanup(), reading, now=now)
     else:
         found = _nothing(reading, now)
@@ -189,13 +201,11 @@ def plan(
             for one in found.tables
         ],
     )
-    left = _left(found, {one.table_id: names[one.table_key] for one in found.tables
-                         if reclaim.table(names[one.table_key]).purged})  # fmt: skip
-    gone = tuple(
-        names[one.table_key]
-        for one in found.tables
-        if names[one.table_key] in left and _is_empty(one, left[names[one.table_key]])
+    mine = [(one, names[one.table_key]) for one in found.tables if one.table_key in names]
+    left = _left(
+        found, {one.table_id: number for one, number in mine if reclaim.table(number).purged}
     )
+    gone = tuple(number for one, number in mine if number in left and _is_empty(one, left[number]))
     with costs.stage(reading, "read the log's own files"):
         before = now - max(request.min_age, request.log_age)
         files = _log_files(
@@ -214,18 +224,25 @@ def plan(
     )
 
 
-def _targets(reclaim: Reclaim) -> Targets:
+def _targets(reclaim: Reclaim, request: Request) -> Targets:
+    beside = request.beside
     pins = {_place(reclaim, number): one for number, one in reclaim.lance.items()}
     held = {target_of(number): one for number, one in reclaim.iceberg.items()}
     same = reclaim.unchanged
+    # A table of ours may lie in one of them, and is found there.
+    outside = [one for one in pins if not any(place.contains(one) for place in beside)]
     return Targets(
-        tuple(pins),
+        tuple(outside),
+        # Where no Lance table is, nothing goes that a clone could need.
+        beside if pins else (),
+        only=frozenset(pins),
         unchanged=frozenset(_place(reclaim, number) for number in same if number in reclaim.lance),
         pins=pins,
         iceberg=IcebergTargets(
             tuple(held),
             held=held,
             unchanged=frozenset(target_of(number) for number in same if number in reclaim.iceberg),
+            beside=request.known_elsewhere,
         ),
     )
 
@@ -404,7 +421,11 @@ def _passing(plan: WarehousePlan, gate: Gate) -> WarehousePlan:
 def _done(plan: WarehousePlan, sound: set[str]) -> list[str]:
     """Return the marks of tables that have been cleaned, or are none any more."""
     numbers = _names(plan.reclaim)
-    failed = {numbers[one.table_key] for one in plan.tables.tables if one.table_key not in sound}
+    failed = {
+        numbers[one.table_key]
+        for one in plan.tables.tables
+        if one.table_key in numbers and one.table_key not in sound
+    }
     return [name for name in plan.marks if name.partition(".")[0] not in failed]
 
 

@@ -244,7 +244,7 @@ def _read_table(rule: Rule, stores: ReadStores, row: Row) -> list[Row]:
             return [{**fact, **number} for fact in _purged(stores, row["uri"], held)]
         metadata = parse(get(stores, row["uri"]), row["uri"])
         if row["role"] == "place":
-            return [_note(_summary(metadata), number)]
+            return [_note(where(metadata), number)]
         changes = row["role"] in ("change", "again")
         try:
             beyond = None if held is None else _beyond(stores, held, metadata)
@@ -521,6 +521,11 @@ def _file(uri: str, kind: FileKind, *, kept: bool, size: int | None = None) -> R
         "size": size,
         "round": FIRST,
     }
+
+
+def where(metadata: TableMetadata) -> Summary:
+    """Return which table it is, and where it lies."""
+    return _summary(metadata)
 
 
 def _summary(metadata: TableMetadata, **found: Any) -> Summary:

@@ -10,7 +10,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from lakewarden.errors import ErrorKind
-from lakewarden.jobs.config import QUEUE_NAME, effective, exclusion
+from lakewarden.jobs.config import QUEUE_NAME, effective, exclusion, trouble
 from lakewarden.jobs.config_store import StoredConfig
 from lakewarden.jobs.queues import QUEUES, queue_kind
 from lakewarden.jobs.refusals import bad_request
@@ -214,7 +214,9 @@ def read_effective(
     assert scope.warehouse_id is not None
     found = parts.warehouses.table(scope.warehouse_id, None, table)
     stored = parts.configs.get(scope, queue_name).config
-    reason = exclusion(queue_name, found.properties, stored, found.type)
+    reason = exclusion(queue_name, found.properties, stored, found.type) or trouble(
+        queue_name, found.properties, stored
+    )
     ref = ref_of(found.entity)
     assert ref is not None
     return EffectiveConfig(

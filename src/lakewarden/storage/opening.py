@@ -36,18 +36,22 @@ class Opener:
     options: Mapping[str, str] = field(default_factory=dict)
     #: Further options below certain places: a catalog may hand out credentials table by table.
     scopes: Mapping[Location, Mapping[str, str]] = field(default_factory=dict)
+    #: Places that are reached in another way: with these options, and none of the others.
+    apart: Mapping[Location, Mapping[str, str]] = field(default_factory=dict)
 
     def __call__(self, location: Location) -> Store:
         if location.is_local:
             return LocalStore()
-        options = {**self.options, **self.scopes.get(self.scope(location), {})}
+        scope = self.scope(location)
+        options = {**self.options, **self.scopes.get(scope, {})}
+        options = dict(self.apart.get(scope, options))
         client, settings = _connection(location.store, options)
         return ObjectStore(location, client, settings)
 
     def scope(self, location: Location) -> Location:
         """Return the place whose options hold at a location: one of the scopes, or its store."""
-        while self.scopes and location.path:
-            if location in self.scopes:
+        while (self.scopes or self.apart) and location.path:
+            if location in self.scopes or location in self.apart:
                 return location
             location = location.parent
         return location.store

@@ -1,0 +1,120 @@
+"""What tables of other warehouses need of the tables of one, as far as this service knows them.
+
+A shallow clone takes files from a Lance table wherever that lies, and an Iceberg table may be in two
+catalogs; neither table shows it.  So whoever deletes reads the other warehouses, too: places of Lance
+tables as if they were part of the directory, catalogs for where their tables lie.  What cannot be
+looked at may need anything, and nothing goes until it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+
+from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Refused, StorageError
+from lakewarden.formats.iceberg.metadata import parse
+from lakewarden.formats.iceberg.target import CatalogTarget
+from lakewarden.jobs.discovery import TOGETHER
+from lakewarden.jobs.sources import IcebergCatalog, LanceDirectory, OwnTables, Source, open_source
+from lakewarden.jobs.warehouses import Access, FoundTable, WarehouseInfo, WarehouseKind, Warehouses
+from lakewarden.maintenance.fleet import Neighbour
+from lakewarden.pipeline.frames import ReadStores, concurrently
+from lakewarden.pipeline.metadata import where
+from lakewarden.storage.location import Location
+from lakewarden.storage.opening import Opener
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """The other warehouses, with how to reach them."""
+
+    warehouses: Warehouses
+    own: WarehouseInfo
+    access: Access
+    others: Mapping[WarehouseInfo, Access]
+
+    @classmethod
+    def of(cls, warehouses: Warehouses, own: WarehouseInfo, access: Access) -> Neighbourhood:
+        others = [info for info in warehouses.all(own.project_id) if info.id != own.id]
+        return cls(warehouses, own, access, {one: warehouses.access(one.id) for one in others})
+
+    def hide(self, text: str) -> str:
+        """Take out of a text what was given for reaching any of them."""
+        every = [self.access, *self.others.values()]
+        return reduce(lambda rest, access: access.hide(rest), every, text)
+
+    def seen_by(self, source: Source) -> Source:
+        """Return the tables of a warehouse with what others may need of them."""
+        if isinstance(source, LanceDirectory):
+            opener, beside = self._around(source.opener)
+            return replace(source, opener=opener, beside=beside)
+        if isinstance(source, IcebergCatalog):
+            return replace(source, beside=tuple(self._beside()))
+        if isinstance(source, OwnTables):
+            opener, beside = self._around(source.opener)
+            known = tuple(self._beside())
+            return replace(source, opener=opener, beside=beside, known_elsewhere=known)
+        return source
+
+    def _around(self, opener: Opener) -> tuple[Opener, tuple[Location, ...]]:
+        apart: dict[Location, Mapping[str, str]] = {}
+        for info, access in self.others.items():
+            if info.kind is WarehouseKind.ICEBERG:
+                continue
+            place = Location.parse(info.location)
+            with _speaking_of(info, access):
+                self._check_there(info, place, Opener(dict(access.storage_options)))
+            apart[place] = access.storage_options
+        return replace(opener, apart=apart), tuple(apart)
+
+    def _check_there(self, info: WarehouseInfo, place: Location, opener: Opener) -> None:
+        names, files = ReadStores(opener)(place).list_directory(place.path)
+        if not names and not files and self.warehouses.tables(info.id):
+            raise StorageError(ErrorKind.STORAGE, f"nothing is at {place.uri}, where tables were")
+
+    def _beside(self) -> Iterator[Neighbour]:
+        for info, access in self.others.items():
+            if info.kind is WarehouseKind.ICEBERG and not self._is_same(info, access):
+                with _speaking_of(info, access):
+                    yield from _tables_of(info, access)
+
+    def _is_same(self, info: WarehouseInfo, access: Access) -> bool:
+        """Tell whether a catalog is registered twice: its tables have one pointer each all the same."""
+        given = access.catalog_properties == self.access.catalog_properties
+        return given and info.location == self.own.location
+
+
+def _tables_of(info: WarehouseInfo, access: Access) -> list[Neighbour]:
+    source = open_source(info, access)
+    assert isinstance(source, IcebergCatalog)
+    looked = concurrently(partial(_look, info, source), source.find(), TOGETHER)
+    return [one for one in looked if one is not None]
+
+
+def _look(info: WarehouseInfo, source: IcebergCatalog, table: FoundTable) -> Neighbour | None:
+    try:
+        pointer = source.lake.locate(CatalogTarget.parse(table.target))
+    except NotFound:
+        return None
+    # By the warehouse's name: two may call their catalogs the same.
+    named = CatalogTarget(info.name, table.name)
+    stores = ReadStores(Opener({**source.opener.options, **pointer.options}))
+    try:
+        metadata = parse(source.lake.read(pointer, stores), pointer.metadata_location)
+    except (Damaged, NotFound, Refused):
+        return Neighbour(named, pointer)
+    return Neighbour(named, pointer, where(metadata))
+
+
+@contextmanager
+def _speaking_of(info: WarehouseInfo, access: Access) -> Iterator[None]:
+    try:
+        yield
+    except LakewardenError as error:
+        raise StorageError(
+            ErrorKind.STORAGE,
+            f"warehouse {info.name!r} cannot be looked at, and its tables may need files of this one "
+            f"({access.hide(error.message)}); nothing goes: mend that, or delete that warehouse",
+        ) from None
