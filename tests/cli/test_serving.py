@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lakewarden.cli.options import OTLP_BASE_VARIABLE, read_otlp
 from lakewarden.errors import Refused
 from lakewarden.jobs.database import open_database
 from lakewarden.jobs.tokens import Audit, Role, Tokens
@@ -186,3 +187,29 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = lakewarden("migrate", "--data-directory", tmp_path / "file" / "below")
     assert "--data-directory" in found.error
+
+
+@pytest.mark.parametrize(
+    ("given", "shared", "found"),
+    [
+        (None, None, None),
+        ("http://collector:4318", None, "http://collector:4318/v1/traces"),
+        ("http://collector:4318/", None, "http://collector:4318/v1/traces"),
+        ("http://collector/here", None, "http://collector/here"),
+        (None, "http://collector/otlp/", "http://collector/otlp/v1/traces"),
+        ("http://one", "http://other", "http://one/v1/traces"),
+    ],
+)
+def test_traces_go_where_collectors_take_them(
+    given: str | None, shared: str | None, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(OTLP_BASE_VARIABLE, raising=False)
+    if shared is not None:
+        monkeypatch.setenv(OTLP_BASE_VARIABLE, shared)
+    assert read_otlp(given) == found
+
+
+def test_a_collector_without_an_address_is_refused(data: list[str]) -> None:
+    said = lakewarden("serve", "--otlp-endpoint", "collector:4318", *data)
+    assert said.code == 2
+    assert "http://localhost:4318" in said.stderr

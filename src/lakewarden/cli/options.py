@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -159,11 +160,23 @@ ServerOpt = Annotated[str | None, typer.Option("--server", hidden=True)]
 
 
 def read_otlp(endpoint: str | None) -> str | None:
-    """Return where traces go: as the option or its variable says, else below what all signals share."""
-    if endpoint:
-        return endpoint
+    """Return where traces go: as the option or its variable says, else below what all signals share.
+
+    A collector that is named without a path takes traces at the usual one.
+    """
     shared = os.environ.get(OTLP_BASE_VARIABLE, "")  # noqa: TID251  # the edge
-    return f"{shared.rstrip('/')}/v1/traces" if shared else None
+    address = endpoint or shared
+    if not address:
+        return None
+    found = urlsplit(address)
+    if found.scheme not in {"http", "https"} or not found.netloc:
+        raise UsageError(
+            ErrorKind.USAGE,
+            f"traces cannot be sent to {address[:100]!r}; write the collector's address like "
+            "http://localhost:4318",
+        )
+    bare = not endpoint or not found.path.strip("/")
+    return f"{address.rstrip('/')}/v1/traces" if bare else address
 
 
 def read_targets(
