@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from threading import Event
 from uuid import UUID
 
@@ -212,3 +212,20 @@ def test_limits_of_a_request(database: Database, control: Control, world: World)
         assert (error.value.name, error.value.code) == (name, 400)
     with pytest.raises(RequestRefused, match="needs scheduled-for"):
         control(LAKE, Action.RUN_AT, [UUID(int=1)])
+
+
+@pytest.mark.parametrize("year", [1, 1969, 3000, 9999])
+def test_a_time_that_nobody_can_mean_is_refused(
+    queue: TaskQueue, database: Database, control: Control, world: World, year: int
+) -> None:
+    at = datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC)
+    (task_id,) = queue.enqueue([wanted(world.now())])
+    before = active(database)
+    with pytest.raises(RequestRefused, match="years 1970 to 2999") as error:
+        control(LAKE, Action.RUN_AT, [task_id], at=at)
+    assert (error.value.name, error.value.code) == ("BadRequest", 400)
+    with pytest.raises(RequestRefused, match="years 1970 to 2999"):
+        queue.schedule(wanted(at, 2, origin=Origin.MANUAL))
+    assert active(database) == before
+    for fine in (datetime(1970, 1, 1, tzinfo=UTC), datetime(2999, 12, 31, tzinfo=UTC)):
+        control(LAKE, Action.RUN_AT, [task_id], at=fine)

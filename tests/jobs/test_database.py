@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -17,13 +17,15 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 
 from lakewarden.errors import ErrorKind, LakewardenError, Refused, StorageError, UsageError
+from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import VERSION_TABLE, Database, migrate, open_database
+from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.migrations.versions import v0001_tasks
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.schema import METADATA, TASK, TOKEN
 from lakewarden.jobs.tasks import Failure
 from lakewarden.world import SystemChance, SystemClock
-from tests.jobs.small import EXPIRE, active, logged, picked, wanted
+from tests.jobs.small import EXPIRE, LAKE, active, logged, picked, wanted
 
 if TYPE_CHECKING:
     from tests.postgres import PostgresServer
@@ -246,3 +248,30 @@ def test_who_may_not_do_it_is_told(postgres: PostgresServer, postgres_template: 
     url = postgres.url(name).replace("lakewarden@", "guest@")
     with pytest.raises(StorageError, match="permission denied"):
         open_database(url)
+
+
+@pytest.mark.parametrize(
+    ("zone", "at"),
+    [
+        ("Europe/Berlin", datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)),
+        ("America/New_York", datetime(1, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_a_server_in_another_time_zone_returns_every_time(
+    postgres: PostgresServer, postgres_template: str, zone: str, at: datetime
+) -> None:
+    name = postgres.database(template=postgres_template)
+    postgres.run(f"ALTER DATABASE {name} SET timezone = '{zone}'")
+    # What the address says besides is heard, too.
+    database = open_database(f"{postgres.url(name)}&options=-c%20statement_timeout%3D12345")
+    queue, lists = TaskQueue(database, SystemChance()), TaskLists(database)
+    queue.enqueue([wanted(at, 1), wanted(SystemClock().now(), 2)])
+    assert at in {one.scheduled_for for one in lists.page(LAKE).tasks}
+    assert [one.number for one in lists.counts()] == [2]
+    claims = queue.pick(EXPIRE, limit=2)
+    assert len(claims) == (1 if at.year == 9999 else 2)
+    TaskControl(database).control(LAKE, Action.CANCEL, [one.task_id for one in active(database)])
+    assert active(database) == []
+    with database.reading() as connection:
+        assert connection.scalar(sa.text("SHOW statement_timeout")) == "12345ms"
+    database.close()

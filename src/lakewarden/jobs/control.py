@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.listing import task_not_found
-from lakewarden.jobs.refusals import bad_request
+from lakewarden.jobs.refusals import bad_request, check_time
 from lakewarden.jobs.schema import TASK, TASK_LOG
 from lakewarden.jobs.tasks import Failure, Scope, TaskStatus
 from lakewarden.jobs.transitions import Ending, Row, end, log, requeue
@@ -61,6 +61,8 @@ class TaskControl:
             raise bad_request(
                 "BadRequest", f"{action} {'needs' if at is None else 'takes no'} scheduled-for"
             )
+        if at is not None:
+            check_time(at)
         if not task_ids:
             return
         with self.database.writing(joined) as connection:

@@ -197,6 +197,8 @@ def _engine(url: str) -> sa.Engine:
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _prepare)
         sa.event.listen(engine, "begin", _begin)
+    else:
+        sa.event.listen(engine, "connect", _speak_utc)
     return engine
 
 
@@ -218,6 +220,16 @@ def _prepare(connection: Any, _record: object) -> None:
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _speak_utc(connection: Any, _record: object) -> None:
+    """Let times be told in UTC: in the server's own zone some have no name that Python knows.
+
+    Not as an option of the address, where it would stand for others that are given there or in the
+    environment, and which some poolers refuse.
+    """
+    connection.execute("SET TIME ZONE 'UTC'")
+    connection.commit()
 
 
 def _begin(connection: sa.Connection) -> None:

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from lakewarden.errors import StorageError
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.queues import QueueKind, queue_kind
-from lakewarden.jobs.refusals import TaskAlreadyActive, TaskTakenOver
+from lakewarden.jobs.refusals import TaskAlreadyActive, TaskTakenOver, check_time
 from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG, Document
 from lakewarden.jobs.tasks import (
     HELD,
@@ -89,6 +89,7 @@ class TaskQueue:
 
     def schedule(self, task: NewTask, *, joined: sa.Connection | None = None) -> UUID:
         """Add a task that somebody asked for, or raise TaskAlreadyActive."""
+        check_time(task.scheduled_for)
         with self.database.writing(joined) as connection:
             (made,) = self.enqueue([task], connection=connection)
             if made is None:
