@@ -275,3 +275,14 @@ def test_a_server_in_another_time_zone_returns_every_time(
     with database.reading() as connection:
         assert connection.scalar(sa.text("SHOW statement_timeout")) == "12345ms"
     database.close()
+
+
+def test_no_error_repeats_what_was_to_be_stored(database: Database) -> None:
+    row = {"id": UUID(int=1), "name": SECRET, "role": "read", "hash": b"1"}
+    new = sa.insert(TOKEN).values(row | {"created_at": database.clock.now()})
+    with database.writing() as connection:
+        connection.execute(new)
+    with pytest.raises(sa.exc.IntegrityError) as error, database.writing() as connection:
+        connection.execute(new)
+    # The driver's own words are another matter: PostgreSQL's tell which key was taken.
+    assert SECRET not in str(error.value).replace(str(error.value.orig), "")

@@ -186,7 +186,7 @@ def _engine(url: str) -> sa.Engine:
     try:
         address = sa.make_url(re.sub("^postgres(ql)?://", "postgresql+psycopg://", url))
         # A server that was restarted leaves connections that only look alive.
-        engine = sa.create_engine(address, pool_pre_ping=True)
+        engine = sa.create_engine(address, pool_pre_ping=True, hide_parameters=True)
     except (sa.exc.ArgumentError, ImportError, ValueError) as error:
         raise _unusable(type(error).__name__) from None
     if engine.dialect.name not in {"sqlite", "postgresql"}:
