@@ -7,6 +7,7 @@ from datetime import timedelta
 from uuid import UUID
 
 import pytest
+import sqlalchemy as sa
 
 from lakewarden.expiry import Ref, RefKind, Snapshot, SnapshotHistory
 from lakewarden.jobs.commits import Change, Commits
@@ -248,6 +249,33 @@ def test_a_new_config_is_tried_at_once(lake: Lake) -> None:
     lake.commits.record(lake.scope, [lake.change("m1")])
     for name in ALL_ON:
         assert len(lake.queue.pick(name, limit=2)) >= 1
+
+
+def test_many_commits_are_written_down_in_as_many_statements_as_few(
+    lake: Lake, database: Database
+) -> None:
+    lake.switch_on()
+    tables = lake.find(*[{}] * 160)
+    statements: list[str] = []
+
+    def count(*given: object) -> None:
+        statements.append(str(given[2]))
+
+    def tell(number: int, marker: str) -> int:
+        statements.clear()
+        told = [replace(lake.change(marker), table_id=one.id) for one in tables[:number]]
+        lake.commits.record(lake.scope, told)
+        return len(statements)
+
+    sa.event.listen(database.engine, "before_cursor_execute", count)
+    # The first makes tasks, the others find them there, and one of them runs.
+    few = [tell(3, "m1"), tell(3, "m2")]
+    (claim,) = lake.queue.pick(EXPIRE)
+    few.append(tell(3, "m3"))
+    many = [tell(160, "m4"), tell(160, "m5")]
+    assert max(many) <= max(few) + 2 < 20
+    assert len(lake.queued()) == 3 * 160
+    assert lake.commits.unseen(lake.scope, {one.id: "m5" for one in tables}) == [claim.entity.id]
 
 
 def test_a_property_that_cannot_be_read_fails_no_commit(lake: Lake) -> None:

@@ -15,7 +15,7 @@ from lakewarden.jobs.holding import End, Holding
 from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import RequestRefused, TaskTakenOver
-from lakewarden.jobs.tasks import Claim, Failure, Origin, Signal, TaskStatus
+from lakewarden.jobs.tasks import Claim, Failure, Origin, Signal, TaskStatus, Turn
 from lakewarden.testing.simulation import World
 from tests.jobs.small import EXPIRE, LAKE, OTHER, active, logged, picked, wanted
 
@@ -131,7 +131,7 @@ def test_what_somebody_put_off_is_not_brought_forward(
     later = world.now() + timedelta(days=2)
     control(LAKE, Action.RUN_AT, [task_id], at=later)
     with database.writing() as connection:
-        assert not queue.bring_forward(wanted(world.now()), connection)
+        assert queue.bring_forward([wanted(world.now())], connection) == [Turn.WAITS]
     assert queue.pick(EXPIRE) == []
     world.sleep(2 * 86_400)
     # It is still the task that it was, and does no more than it would have done.

@@ -23,7 +23,7 @@ from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.migrations.versions import v0001_tasks
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.schema import METADATA, TASK, TOKEN
-from lakewarden.jobs.tasks import Failure
+from lakewarden.jobs.tasks import Failure, Turn
 from lakewarden.world import SystemChance, SystemClock
 from tests.jobs.small import EXPIRE, LAKE, active, logged, picked, wanted
 
@@ -112,7 +112,7 @@ def test_a_database_of_the_first_release_keeps_what_it_has(empty: str) -> None:
     queue = TaskQueue(database, SystemChance())
     with database.writing() as connection:
         sooner = replace(task, scheduled_for=now - timedelta(hours=1))
-        assert queue.bring_forward(sooner, connection)
+        assert queue.bring_forward([sooner], connection) == [Turn.SOONER]
     (claim,) = queue.pick(EXPIRE)
     assert (claim.task_id, claim.fence) == (row["task_id"], 8)
     database.close()

@@ -20,7 +20,7 @@ from lakewarden.jobs.queue import BACKOFF_FIRST_SECONDS, LOST, TaskQueue
 from lakewarden.jobs.queues import OPTIMIZE, QUEUES
 from lakewarden.jobs.refusals import RequestRefused, TaskAlreadyActive, TaskTakenOver
 from lakewarden.jobs.schema import TASK
-from lakewarden.jobs.tasks import Beat, Failure, Origin, Scope, Signal, TaskStatus
+from lakewarden.jobs.tasks import Beat, Failure, Origin, Scope, Signal, TaskStatus, Turn
 from lakewarden.testing.simulation import World
 from lakewarden.world import SystemChance, SystemClock
 from tests.jobs.small import EXPIRE, LAKE, ORPHANS, OTHER, active, logged, picked, wanted
@@ -467,7 +467,8 @@ def test_a_task_is_brought_forward_but_never_put_off(
 
     def bring(days: int) -> bool:
         with database.writing() as connection:
-            return queue.bring_forward(wanted(now + timedelta(days=days), reason="new"), connection)
+            sooner = wanted(now + timedelta(days=days), reason="new")
+            return queue.bring_forward([sooner], connection) == [Turn.SOONER]
 
     assert [bring(6), bring(5), bring(2), bring(3)] == [False, False, True, False]
     (row,) = active(database)
@@ -481,6 +482,6 @@ def test_what_somebody_asked_for_or_was_tried_is_not_brought_forward(
     queue.schedule(wanted(now + timedelta(days=5), 1, origin=Origin.MANUAL))
     queue.fail(picked(queue, now, 2), "not yet")
     with database.writing() as connection:
-        assert not queue.bring_forward(wanted(now, 1), connection)
-        assert not queue.bring_forward(wanted(now, 2), connection)
-        assert not queue.bring_forward(wanted(now, 3), connection)
+        turns = queue.bring_forward([wanted(now, number) for number in (1, 2, 3)], connection)
+    # Of the third there is no task, or not any more.
+    assert turns == [Turn.WAITS, Turn.WAITS, Turn.BEGUN]

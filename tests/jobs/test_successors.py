@@ -17,7 +17,7 @@ from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.scheduling import expire_versions
 from lakewarden.jobs.sources import Source, open_source
 from lakewarden.jobs.successors import after_expiry
-from lakewarden.jobs.tasks import NewTask, Origin
+from lakewarden.jobs.tasks import NewTask, Origin, Turn
 from lakewarden.jobs.warehouses import Access, TableEntity, WarehouseKind
 from lakewarden.testing.simulation import World
 from lakewarden.world import SystemClock
@@ -47,7 +47,7 @@ def known(source: Source, now: datetime) -> TableEntity:
 
 def brought_forward(queue: TaskQueue, database: Database, task: NewTask) -> bool:
     with database.writing() as connection:
-        return queue.bring_forward(task, connection)
+        return queue.bring_forward([task], connection) == [Turn.SOONER]
 
 
 def test_versions_that_refs_hold_make_no_run_of_every_commit(

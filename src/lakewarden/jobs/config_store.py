@@ -91,11 +91,13 @@ class ConfigStore:
 
 
 def read_config(connection: sa.Connection, scope: Scope, queue: str) -> StoredConfig:
-    row = connection.execute(
-        sa.select(TASK_CONFIG).where(
-            TASK_CONFIG.c.scope_id == scope.config_id, TASK_CONFIG.c.queue_name == queue
-        )
-    ).one_or_none()
-    if row is None:
-        return StoredConfig()
-    return StoredConfig(row.config, row.max_seconds_since_last_heartbeat)
+    return read_configs(connection, scope).get(queue, StoredConfig())
+
+
+def read_configs(connection: sa.Connection, scope: Scope) -> dict[str, StoredConfig]:
+    """Return what was stored for each queue of a scope."""
+    query = sa.select(TASK_CONFIG).where(TASK_CONFIG.c.scope_id == scope.config_id)
+    return {
+        row.queue_name: StoredConfig(row.config, row.max_seconds_since_last_heartbeat)
+        for row in connection.execute(query)
+    }

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.listing import task_not_found
+from lakewarden.jobs.locks import lock_slots
 from lakewarden.jobs.refusals import bad_request, check_time
 from lakewarden.jobs.schema import TASK, TASK_LOG
 from lakewarden.jobs.tasks import Failure, Scope, TaskStatus
@@ -74,6 +75,7 @@ class TaskControl:
             # In one order, so that two requests do not wait for each other.
             rows = connection.execute(active.order_by(TASK.c.task_id).with_for_update()).all()
             _check_known(connection, scope, set(task_ids) - {row.task_id for row in rows})
+            lock_slots(connection, [row.slot for row in rows])
             now = self.database.moment(connection)
             for row in rows:
                 _act(connection, row, action, now if at is None else at, now)

@@ -9,12 +9,12 @@ that is passed to `open_database` replaces either, for simulations.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from alembic import command
@@ -39,8 +39,17 @@ _MISTAKES = (
 )
 #: PostgreSQL's word for it; it is for the operator to mend.
 _NO_PRIVILEGE = "42501"
+#: Its words for two that waited for each other, of whom it has ended one.
+_COLLISIONS = frozenset({"40P01", "40001"})
+_TRIES = 5
 #: Any number, as long as nobody else takes it: only one migration runs at a time.
 _MIGRATION_LOCK = 7_115_203_811
+
+Answer = TypeVar("Answer")
+
+
+class CollisionError(StorageError):
+    """A transaction was ended in favour of another.  Nothing of it was done; it may go well now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,17 @@ class Database:
         engine = self.engine.execution_options(**{_IMMEDIATE: True})
         with translated(), engine.begin() as connection:
             yield connection
+
+    def transact(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+        """Do something in a transaction, and all of it again if it was ended in favour of another."""
+        for left in reversed(range(_TRIES)):
+            try:
+                with self.writing() as connection:
+                    return work(connection)
+            except CollisionError:
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
 
     def moment(self, connection: sa.Connection) -> datetime:
         """Return what time it is, by the clock that decides."""
@@ -246,8 +266,14 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
-        if isinstance(error, _MISTAKES) and getattr(error.orig, "sqlstate", None) != _NO_PRIVILEGE:
+        state = getattr(getattr(error, "orig", None), "sqlstate", None)
+        if isinstance(error, _MISTAKES) and state != _NO_PRIVILEGE:
             raise
+        if state in _COLLISIONS:
+            raise CollisionError(
+                ErrorKind.STORAGE,
+                "the service's database ended this in favour of something else; try again",
+            ) from None
         said = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())[:200]
         raise StorageError(
             ErrorKind.STORAGE,

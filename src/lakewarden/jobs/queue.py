@@ -25,6 +25,7 @@ import sqlalchemy as sa
 
 from lakewarden.errors import StorageError
 from lakewarden.jobs.database import Database
+from lakewarden.jobs.locks import lock_slots
 from lakewarden.jobs.queues import QueueKind, queue_kind
 from lakewarden.jobs.refusals import TaskAlreadyActive, TaskTakenOver, check_time
 from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG, Document
@@ -37,11 +38,13 @@ from lakewarden.jobs.tasks import (
     Origin,
     Signal,
     TaskStatus,
+    Turn,
 )
 from lakewarden.jobs.transitions import (
     CHUNK,
     Ending,
     Row,
+    bring_forward,
     end,
     entity_of,
     insert,
@@ -97,35 +100,13 @@ class TaskQueue:
                 raise TaskAlreadyActive(connection.scalar(active))
         return made
 
-    def bring_forward(self, task: NewTask, connection: sa.Connection) -> bool:
-        """Let the task in this slot run as early as `task` would, for the same reason.
+    def bring_forward(self, tasks: Sequence[NewTask], connection: sa.Connection) -> list[Turn]:
+        """Let the task in each one's slot run as early as it would, for the same reason.
 
         Only a task that no attempt was made at is moved, never to a later time, and not if somebody
         asked for it, or if somebody or the run before has said when it is to run.
         """
-        sooner = (
-            sa.update(TASK)
-            .where(
-                TASK.c.slot == task.slot,
-                TASK.c.status == TaskStatus.SCHEDULED,
-                TASK.c.attempt == 0,
-                TASK.c.origin != Origin.MANUAL,
-                ~TASK.c.fixed,
-                TASK.c.scheduled_for > task.scheduled_for,
-            )
-            .values(
-                scheduled_for=task.scheduled_for,
-                reason=task.reason,
-                origin=task.origin,
-                updated_at=self.database.moment(connection),
-            )
-        )
-        return bool(connection.execute(sooner).rowcount)
-
-    def is_waiting(self, task: NewTask, connection: sa.Connection) -> bool:
-        """Tell whether an attempt in this slot is still to begin: it sees all that is there by then."""
-        waiting = sa.exists().where(TASK.c.slot == task.slot, TASK.c.status == TaskStatus.SCHEDULED)
-        return bool(connection.scalar(sa.select(waiting)))
+        return bring_forward(connection, tasks, self.database.moment(connection))
 
     # -- out of the queue ------------------------------------------------------------------------
 
@@ -136,7 +117,8 @@ class TaskQueue:
         `one_warehouse`, that of the oldest, leave the others to whoever is free.
         """
         kind = queue_kind(queue)
-        with self.database.writing() as connection:
+
+        def take(connection: sa.Connection) -> list[Claim]:
             now = self.database.moment(connection)
             due = _due(kind, now)
             if one_warehouse:
@@ -145,11 +127,14 @@ class TaskQueue:
                     return []
                 due = due.where(TASK.c.warehouse_id == first.warehouse_id)
             found = connection.execute(due.limit(limit)).all()
+            lock_slots(connection, [row.slot for row in found])
             rows = [row for row in found if not self._is_over(connection, row, kind, now)]
             if not rows:
                 return []
             slots = start(connection, rows, now)
             return [_claim(row, slots[row.slot], now) for row in rows]
+
+        return self.database.transact(take)
 
     def _is_over(self, connection: sa.Connection, row: Row, kind: QueueKind, now: datetime) -> bool:
         """End the attempt of a worker that is lost, and tell whether it was the task's last one."""
@@ -175,9 +160,12 @@ class TaskQueue:
         """Do the same for all tasks of a batch, in one transaction."""
         # By id, as others do who lock several: nobody waits for one that waits for them.
         ordered = sorted(beats, key=lambda beat: beat.claim.task_id)
-        with self.database.writing() as connection:
+
+        def tell(connection: sa.Connection) -> dict[UUID, Signal]:
             _renew(connection, ordered, self.database.moment(connection))
             return _signals(connection, [beat.claim for beat in ordered])
+
+        return self.database.transact(tell)
 
     def had_company(self, claim: Claim) -> bool:
         """Tell whether tasks of other queues were at the same table since this attempt began.
@@ -212,15 +200,13 @@ class TaskQueue:
     ) -> None:
         """End the task.  `rate` is what the run saw, in bytes per second, for the next one to know.
 
-        What is to be done `along` with it, and the successor, if its slot is free then, are parts of
-        the same transaction, which may be tried several times.  Raises TaskTakenOver
+        What is to be done `along` with it, which comes first, and the successor, if its slot is free then,
+        are parts of the same transaction, which may be tried several times.  Raises TaskTakenOver
         if the attempt is not this worker's any more; reporting the same again is fine.
         """
         ending = Ending(TaskStatus.SUCCESS, message, None, result, rate)
 
         def write(connection: sa.Connection, row: Row, now: datetime) -> None:
-            if along is not None:
-                along(connection)
             end(connection, row, ending, now)
             ran: dict[str, Any] = {"ran_at": now, "failed_at": None}
             ran |= {} if rate is None else {"rate": rate}
@@ -229,7 +215,7 @@ class TaskQueue:
                 following = replace(successor, parent_id=claim.task_id)
                 insert(connection, [following], now, self.chance)
 
-        self._report(claim, ending, write)
+        self._report(claim, ending, write, along)
 
     def fail(
         self,
@@ -264,12 +250,15 @@ class TaskQueue:
         claim: Claim,
         ending: Ending,
         write: Callable[[sa.Connection, Row, datetime], None],
+        along: Callable[[sa.Connection], None] | None = None,
     ) -> bool:
         """Write down how an attempt ended, once, and tell whether the task ended with it."""
         mine = sa.select(TASK).where(_held_by(claim)).with_for_update()
         for tries in range(1, _OUTCOME_TRIES + 1):
             try:
                 with self.database.writing() as connection:
+                    if along is not None:
+                        along(connection)
                     row = connection.execute(mine).one_or_none()
                     if row is not None:
                         write(connection, row, self.database.moment(connection))

@@ -77,6 +77,16 @@ class Signal(StrEnum):
     NOT_ACTIVE = "not_active"
 
 
+class Turn(StrEnum):
+    """What becomes of a slot's task if it is wanted sooner."""
+
+    SOONER = "sooner"
+    #: As it was; its next attempt, which is still to begin, sees all that is there by then.
+    WAITS = "waits"
+    #: Runs, or has just ended: it may have seen less.
+    BEGUN = "begun"
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """Whose tasks: a warehouse's, or those of the project itself."""

@@ -30,6 +30,7 @@ from lakewarden.jobs.tasks import (
     Origin,
     Scope,
     TaskStatus,
+    Turn,
 )
 from lakewarden.world import Chance, ordered_id
 
@@ -86,6 +87,54 @@ def _row(task: NewTask, now: datetime, chance: Chance) -> dict[str, Any]:
         "created_at": now,
         "fixed": task.fixed,
     }
+
+
+def bring_forward(connection: sa.Connection, tasks: Sequence[NewTask], now: datetime) -> list[Turn]:
+    """Let tasks that are there run as early as these would, if they may, and tell what becomes of each."""
+    known: dict[str, Row] = {}
+    slots = [task.slot for task in tasks]
+    for first in range(0, len(slots), CHUNK):
+        there = sa.select(TASK).where(TASK.c.slot.in_(slots[first : first + CHUNK]))
+        known |= {row.slot: row for row in connection.execute(there)}
+    turns = [_turn(known.get(task.slot), task) for task in tasks]
+    moved = [
+        {
+            "id": known[task.slot].task_id,
+            "at": task.scheduled_for,
+            "why": task.reason,
+            "who": task.origin,
+        }
+        for task, turn in zip(tasks, turns, strict=True)
+        if turn is Turn.SOONER
+    ]
+    if moved:
+        # One by one by id, as others do who lock several; a worker may have taken one meanwhile.
+        moved.sort(key=lambda row: row["id"])
+        sooner = (
+            sa.update(TASK)
+            .where(
+                TASK.c.task_id == sa.bindparam("id"),
+                TASK.c.status == TaskStatus.SCHEDULED,
+                TASK.c.attempt == 0,
+                ~TASK.c.fixed,
+                TASK.c.scheduled_for > sa.bindparam("at"),
+            )
+            .values(
+                scheduled_for=sa.bindparam("at"),
+                reason=sa.bindparam("why"),
+                origin=sa.bindparam("who"),
+                updated_at=now,
+            )
+        )
+        connection.execute(sooner, moved)
+    return turns
+
+
+def _turn(row: Row | None, task: NewTask) -> Turn:
+    if row is None or row.status != TaskStatus.SCHEDULED:
+        return Turn.BEGUN
+    free = row.attempt == 0 and row.origin != Origin.MANUAL and not row.fixed
+    return Turn.SOONER if free and row.scheduled_for > task.scheduled_for else Turn.WAITS
 
 
 def start(connection: sa.Connection, rows: Sequence[Row], now: datetime) -> dict[str, Row]:
@@ -188,6 +237,18 @@ def make_again(connection: sa.Connection, row: Row, now: datetime, chance: Chanc
     insert(connection, [task], now, chance)
 
 
+def forget_failures(connection: sa.Connection, scope: Scope) -> None:
+    """Let nothing wait any longer because something failed."""
+    failed = sa.select(SLOT.c.slot).where(
+        SLOT.c.slot.startswith(scope.slots), SLOT.c.failed_at.is_not(None)
+    )
+    # One by one by key, as others do who lock several.
+    slots = [{"key": slot} for slot in sorted(connection.scalars(failed))]
+    if slots:
+        mine = SLOT.c.slot == sa.bindparam("key")
+        connection.execute(sa.update(SLOT).where(mine).values(failed_at=None), slots)
+
+
 def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
     """Return an insert that can say what to do about a conflict."""
     if connection.dialect.name == "postgresql":
@@ -197,8 +258,9 @@ def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sq
 
 def _advance(connection: sa.Connection, slots: Sequence[str]) -> dict[str, Row]:
     found: dict[str, Row] = {}
-    for first in range(0, len(slots), CHUNK):
-        rows = [{"slot": slot, "fence": 1} for slot in slots[first : first + CHUNK]]
+    ordered = sorted(slots)
+    for first in range(0, len(ordered), CHUNK):
+        rows = [{"slot": slot, "fence": 1} for slot in ordered[first : first + CHUNK]]
         new = upsert(connection, SLOT).values(rows)
         counted = new.on_conflict_do_update(
             index_elements=["slot"], set_={"fence": SLOT.c.fence + 1}

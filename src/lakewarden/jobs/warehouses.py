@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from lakewarden.errors import ErrorKind
 from lakewarden.jobs.database import Database
+from lakewarden.jobs.locks import have_warehouse, lock_tables
 from lakewarden.jobs.refusals import RequestRefused, not_found
 from lakewarden.jobs.schema import ENTITY, SLOT, TASK, TASK_CONFIG, WAREHOUSE
 from lakewarden.jobs.tasks import DEFAULT_PROJECT, Entity, EntityType, Scope
@@ -242,18 +243,29 @@ class Warehouses:
         news = [one for key, one in sorted(listed.items()) if _differs(known.get(key), one)]
         # Most of the time nothing is written; and never so much that others wait for long.
         for first in range(0, len(gone), CHUNK):
-            self._deactivate(gone[first : first + CHUNK])
+            self._deactivate(warehouse_id, gone[first : first + CHUNK])
         for first in range(0, len(news), CHUNK):
             self._make_known(warehouse_id, news[first : first + CHUNK])
         return self.tables(warehouse_id)
 
-    def _deactivate(self, ids: Sequence[UUID]) -> None:
+    def _deactivate(self, warehouse_id: UUID, ids: Sequence[UUID]) -> None:
         away = sa.update(ENTITY).where(ENTITY.c.id.in_(ids)).values(active=False, marker=None)
-        with self.database.writing() as connection:
+
+        def write(connection: sa.Connection) -> None:
+            lock_tables(connection, warehouse_id, ids)
             connection.execute(away)
 
+        self.database.transact(write)
+
     def _make_known(self, warehouse_id: UUID, tables: Sequence[FoundTable]) -> None:
-        with self.database.writing() as connection:
+        def write(connection: sa.Connection) -> None:
+            if not have_warehouse(connection, warehouse_id):
+                return
+            known = sa.select(ENTITY.c.id).where(
+                ENTITY.c.warehouse_id == warehouse_id,
+                ENTITY.c.key.in_([table.key for table in tables]),
+            )
+            lock_tables(connection, warehouse_id, connection.scalars(known).all())
             now = self.database.moment(connection)
             rows = [
                 {
@@ -274,6 +286,8 @@ class Warehouses:
             connection.execute(
                 new.on_conflict_do_update(index_elements=["warehouse_id", "key"], set_=told)
             )
+
+        self.database.transact(write)
 
     def forget_commit(self, connection: sa.Connection, table_id: UUID) -> None:
         """Forget which commit was seen last, so that the table is looked at again if it is back."""
