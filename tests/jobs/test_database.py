@@ -22,8 +22,9 @@ from lakewarden.jobs.database import VERSION_TABLE, Database, migrate, open_data
 from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.migrations.versions import v0001_tasks
 from lakewarden.jobs.queue import TaskQueue
-from lakewarden.jobs.schema import METADATA, TASK, TOKEN
-from lakewarden.jobs.tasks import Failure, Turn
+from lakewarden.jobs.schema import ENTITY, METADATA, TASK, TOKEN, WAREHOUSE
+from lakewarden.jobs.tasks import EntityType, Failure, Turn
+from lakewarden.jobs.warehouses import FoundTable, Warehouses
 from lakewarden.world import SystemChance, SystemClock
 from tests.jobs.small import EXPIRE, LAKE, active, logged, picked, wanted
 
@@ -106,6 +107,16 @@ def test_a_database_of_the_first_release_keeps_what_it_has(empty: str) -> None:
         }  # fmt: skip
         connection.execute(sa.insert(new).values(row))
         connection.execute(sa.text(f"INSERT INTO slot VALUES ('{task.slot}', 7, NULL, NULL)"))
+        lake = {"id": task.scope.warehouse_id, "project_id": task.scope.project_id, "name": "l"}
+        place = {"kind": "iceberg", "location": "c", "access": {}, "created_at": now}
+        connection.execute(sa.insert(WAREHOUSE).values(lake | place))
+        table: dict[str, object] = {
+            "id": task.entity.id, "warehouse_id": task.scope.warehouse_id, "type": "table",
+            "name": ["db", "é"], "key": '["db", "é"]', "target": "t", "properties": {},
+            "created_at": now, "active": True,
+        }  # fmt: skip
+        given = sa.Table("entity", sa.MetaData(), *(sa.Column(n, ENTITY.c[n].type) for n in table))
+        connection.execute(sa.insert(given).values(table))
     engine.dispose()
     assert migrate(empty)[0] == "0001"
     database = open_database(empty)
@@ -115,6 +126,10 @@ def test_a_database_of_the_first_release_keeps_what_it_has(empty: str) -> None:
         assert queue.bring_forward([sooner], connection) == [Turn.SOONER]
     (claim,) = queue.pick(EXPIRE)
     assert (claim.task_id, claim.fence) == (row["task_id"], 8)
+    found = FoundTable(("db", "é"), EntityType.TABLE, "elsewhere")
+    assert task.scope.warehouse_id is not None
+    (known,) = Warehouses(database, SystemChance()).refresh(task.scope.warehouse_id, [found])
+    assert (known.id, known.target) == (task.entity.id, "elsewhere")
     database.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Barrier
@@ -255,6 +256,29 @@ def test_names_with_dots_are_not_mixed_up(warehouses: Warehouses) -> None:
 
 
 # -- configs -------------------------------------------------------------------------------------
+
+
+def test_a_table_with_a_long_name_is_one_like_others(
+    queue: TaskQueue, warehouses: Warehouses, world: World
+) -> None:
+    lake = warehouses.register("l", WarehouseKind.ICEBERG, "c").id
+    scope = Scope(warehouse_id=lake)
+    # Nothing that could be made shorter, and no end that tells them apart.
+    word = "".join(f"{world.below(1 << 60):x}" for _ in range(2000))
+    names = [("db", "short"), ("db", f"{word}1"), ("db", f"{word}2")]
+    told = [FoundTable(name, EntityType.TABLE, f"iceberg://c/{'.'.join(name)}") for name in names]
+    made = warehouses.refresh(lake, told)
+    assert {one.name: one.target for one in made} == {one.name: one.target for one in told}
+    again = warehouses.refresh(lake, [replace(one, properties={"a": "b"}) for one in told])
+    assert {one.id for one in again} == {one.id for one in made}
+    commits = Commits(queue)
+    markers = {one.id: f"{one.target}/metadata/{one.name[1]}.json" for one in made}
+    commits.record(scope, [Change(one, marker, world.now()) for one, marker in markers.items()])
+    assert commits.unseen(scope, markers) == []
+    assert (
+        len(queue.enqueue([NewTask(EXPIRE, scope, one.entity, world.now()) for one in made])) == 3
+    )
+    assert {claim.entity.name for claim in queue.pick(EXPIRE, limit=3)} == set(names)
 
 
 def test_a_config_is_read_as_it_was_written(database: Database) -> None:

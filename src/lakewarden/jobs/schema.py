@@ -124,16 +124,17 @@ ENTITY = sa.Table(
     ),
     sa.Column("type", Word, nullable=False),
     sa.Column("name", Document, nullable=False),
-    # The name in one piece, for the unique key.
-    sa.Column("key", Words(1024), nullable=False),
-    sa.Column("target", Words(2048), nullable=False),
+    # The name in one piece, and its SHA-256 for the unique key: no index bears names of any length.
+    sa.Column("key", Words, nullable=False),
+    sa.Column("key_hash", sa.LargeBinary(32), nullable=False),
+    sa.Column("target", Words, nullable=False),
     sa.Column("properties", Document, nullable=False),
     # Which commit was seen last, in the words of whoever told of it.
-    sa.Column("marker", Words(2048)),
+    sa.Column("marker", Words),
     sa.Column("changed_at", Moment),
     sa.Column("created_at", Moment, nullable=False),
     sa.Column("active", sa.Boolean, nullable=False),
-    sa.UniqueConstraint("warehouse_id", "key"),
+    sa.UniqueConstraint("warehouse_id", "key_hash"),
 )
 
 

@@ -6,6 +6,7 @@ read by workers only; nothing that lists warehouses selects it, and its text sho
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -99,6 +100,10 @@ class FoundTable:
     @property
     def key(self) -> str:
         return json.dumps(self.name, ensure_ascii=False)
+
+    @property
+    def key_hash(self) -> bytes:
+        return hashlib.sha256(self.key.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +268,7 @@ class Warehouses:
                 return
             known = sa.select(ENTITY.c.id).where(
                 ENTITY.c.warehouse_id == warehouse_id,
-                ENTITY.c.key.in_([table.key for table in tables]),
+                ENTITY.c.key_hash.in_([table.key_hash for table in tables]),
             )
             lock_tables(connection, warehouse_id, connection.scalars(known).all())
             now = self.database.moment(connection)
@@ -273,6 +278,7 @@ class Warehouses:
                     "warehouse_id": warehouse_id,
                     "name": list(table.name),
                     "key": table.key,
+                    "key_hash": table.key_hash,
                     "created_at": now,
                     "type": table.type,
                     "target": table.target,
@@ -284,7 +290,7 @@ class Warehouses:
             new = upsert(connection, ENTITY).values(rows)
             told = {name: new.excluded[name] for name in _TOLD}
             connection.execute(
-                new.on_conflict_do_update(index_elements=["warehouse_id", "key"], set_=told)
+                new.on_conflict_do_update(index_elements=["warehouse_id", "key_hash"], set_=told)
             )
 
         self.database.transact(write)
