@@ -16,7 +16,7 @@ from lakewarden.jobs.database import Database
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import OPTIMIZE
 from lakewarden.jobs.scheduling import Fragmentation
-from lakewarden.jobs.tasks import EntityType, Failure, NewTask, Origin, Scope, TaskStatus
+from lakewarden.jobs.tasks import EntityType, Extent, Failure, NewTask, Origin, Scope, TaskStatus
 from lakewarden.jobs.warehouses import FoundTable, TableEntity, WarehouseKind, Warehouses
 from lakewarden.testing.simulation import World
 from tests.jobs.small import EXPIRE, ORPHANS, active
@@ -71,6 +71,9 @@ class Lake:
         return Change(
             self.one.id, marker, now, history=history, fragmentation=Fragmentation(50, 1 << 30)
         )
+
+    def task(self, queue: str) -> NewTask:
+        return NewTask(queue, self.scope, self.one.entity, self.world.now())
 
     def queued(self) -> dict[tuple[UUID, str], str]:
         return {(row.entity_id, row.queue_name): row.reason for row in active(self.queue.database)}
@@ -210,6 +213,25 @@ def test_a_commit_does_not_hurry_the_next_look_for_orphans(lake: Lake) -> None:
     lake.commits.record(lake.scope, [lake.change("m3")])
     following = next(row for row in active(lake.queue.database) if row.queue_name == ORPHANS)
     assert following.scheduled_for == lake.world.now() + timedelta(days=1)
+
+
+def test_a_run_that_was_skipped_is_no_look(lake: Lake) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    (claim,) = lake.queue.pick(ORPHANS)
+    lake.queue.succeed(claim, extent=Extent.SKIPPED)
+    lake.commits.record(lake.scope, [lake.change("m2")])
+    assert lake.queued()[lake.one.id, ORPHANS] == "nobody has looked for orphans yet"
+    # Nor does it end the wait after a failure.
+    (claim,) = lake.queue.pick(ORPHANS)
+    lake.queue.fail(claim, "corrupt", Failure.PERMANENT)
+    failed_at = lake.world.now()
+    lake.queue.enqueue([replace(lake.task(ORPHANS), origin=Origin.MANUAL)])
+    (claim,) = lake.queue.pick(ORPHANS)
+    lake.queue.succeed(claim, extent=Extent.SKIPPED)
+    lake.commits.record(lake.scope, [lake.change("m3")])
+    (row,) = [row for row in active(lake.queue.database) if row.queue_name == ORPHANS]
+    assert row.scheduled_for == failed_at + DAY
 
 
 @pytest.mark.parametrize("name", [EXPIRE, ORPHANS, OPTIMIZE])

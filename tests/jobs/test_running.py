@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from lakewarden.jobs.tasks import Failure, Origin, TaskStatus
 from lakewarden.testing import iceberg, iceberg_oracle, invariants, tables
 from tests.jobs.lab import (
     DAY_MS,
+    Lab,
     iceberg_orphans,
     iceberg_table,
     lance_orphans,
@@ -22,7 +24,7 @@ from tests.jobs.lab import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.jobs.lab import Lab
+    from tests.postgres import PostgresServer
 
 pytestmark = pytest.mark.spark
 
@@ -184,6 +186,23 @@ def test_versions_of_lance_tables_expire_each_by_its_own_settings(lab: Lab, tmp_
         invariants.assert_all_versions_read(place, {one: prints[place][one] for one in found})
         invariants.assert_no_live_file_missing(place)
         invariants.assert_nothing_deletable_left(place)
+
+
+def test_when_the_next_run_is_the_clock_of_the_database_tells(
+    postgres: PostgresServer, postgres_template: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    lab = Lab.of(postgres.url(postgres.database(template=postgres_template)), spark)
+    lance_table(tmp_path / "lake" / "t.lance", 1)
+    warehouse = lab.lance(tmp_path / "lake")
+    warehouse.configure(REMOVE_ORPHAN_FILES)
+    (task,) = warehouse.ask(REMOVE_ORPHAN_FILES)
+    now = lab.database.clock.now()
+    # The worker's own clock is wrong.
+    lab.later()
+    assert lab.run(REMOVE_ORPHAN_FILES) == 1
+    told = datetime.fromisoformat(warehouse.result(task)["next_run_at"])
+    assert timedelta(days=90) <= told - now < timedelta(days=91)
+    lab.database.close()
 
 
 def test_a_run_that_lets_nothing_go_says_why(lab: Lab, tmp_path: Path) -> None:

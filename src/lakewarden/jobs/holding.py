@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from lakewarden.errors import ErrorKind, Interrupted, StorageError
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import TaskTakenOver
-from lakewarden.jobs.tasks import Beat, Claim, Failure, NewTask, Signal
+from lakewarden.jobs.tasks import Beat, Claim, Extent, Failure, NewTask, Signal
 from lakewarden.world import Clock
 
 _LOG = logging.getLogger("lakewarden.jobs")
@@ -193,7 +193,7 @@ class Holding:
         message: str,
         result: Mapping[str, Any],
         *,
-        rate: float | None = None,
+        extent: Extent = Extent.DONE,
         successor: NewTask | None = None,
         along: Callable[[sa.Connection], None] | None = None,
     ) -> None:
@@ -202,7 +202,7 @@ class Holding:
         self.report(
             claim,
             lambda: self.queue.succeed(
-                claim, words, result=told, rate=rate, successor=successor, along=along
+                claim, words, result=told, extent=extent, successor=successor, along=along
             ),
         )
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -26,13 +26,14 @@ import sqlalchemy as sa
 from lakewarden.errors import StorageError
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.locks import lock_slots
-from lakewarden.jobs.queues import QueueKind, queue_kind
+from lakewarden.jobs.queues import QUEUES, QueueKind, queue_kind
 from lakewarden.jobs.refusals import TaskAlreadyActive, TaskTakenOver, check_time
-from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG, Document
+from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG, Document, Moment
 from lakewarden.jobs.tasks import (
     HELD,
     Beat,
     Claim,
+    Extent,
     Failure,
     NewTask,
     Origin,
@@ -62,6 +63,7 @@ BACKOFF_FIRST_SECONDS = 30.0
 _OUTCOME_TRIES = 5
 _OUTCOME_PAUSE_SECONDS = 1.0
 _STEPS = 1 << 20
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 LOST = "Attempt timed out."
 
@@ -167,24 +169,37 @@ class TaskQueue:
 
         return self.database.transact(tell)
 
+    def now(self) -> datetime:
+        """Return what time it is, by the clock that decides."""
+        with self.database.reading() as connection:
+            return self.database.moment(connection)
+
     def had_company(self, claim: Claim) -> bool:
         """Tell whether tasks of other queues were at the same table since this attempt began.
 
         Also one that waits for its next attempt: what it has begun is not finished.
         """
-
-        def others(table: sa.Table, at: sa.ColumnElement[bool]) -> sa.Exists:
-            return sa.exists().where(
-                table.c.warehouse_id == claim.scope.warehouse_id,
-                table.c.entity_id == claim.entity.id,
-                table.c.queue_name != claim.queue,
-                at,
-            )
-
-        ended = TASK_LOG.c.ended_at >= claim.picked_up_at
-        either = sa.or_(others(TASK, TASK.c.attempt > 0), others(TASK_LOG, ended))
+        slots = [
+            NewTask(name, claim.scope, claim.entity, claim.scheduled_for).slot
+            for name in QUEUES
+            if name != claim.queue
+        ]
+        begun = sa.exists().where(TASK.c.slot.in_(slots), TASK.c.attempt > 0)
+        ended = sa.exists().where(
+            TASK_LOG.c.slot.in_(slots), TASK_LOG.c.ended_at >= claim.picked_up_at
+        )
         with self.database.reading() as connection:
-            return bool(connection.scalar(sa.select(either)))
+            return bool(connection.scalar(sa.select(sa.or_(begun, ended))))
+
+    def deleted_before(self, claims: Sequence[Claim]) -> dict[UUID, int]:
+        """Return for each table the bytes that attempts have deleted that failed since it was last done."""
+        gone: dict[UUID, int] = {}
+        with self.database.reading() as connection:
+            for first in range(0, len(claims), CHUNK):
+                slots = [claim.slot for claim in claims[first : first + CHUNK]]
+                for number, result in connection.execute(failed_since_done(slots)):
+                    gone[number] = gone.get(number, 0) + (result or {}).get("deleted_bytes", 0)
+        return gone
 
     # -- done ------------------------------------------------------------------------------------
 
@@ -194,23 +209,24 @@ class TaskQueue:
         message: str | None = None,
         *,
         result: Mapping[str, Any] | None = None,
-        rate: float | None = None,
+        extent: Extent = Extent.DONE,
         successor: NewTask | None = None,
         along: Callable[[sa.Connection], None] | None = None,
     ) -> None:
-        """End the task.  `rate` is what the run saw, in bytes per second, for the next one to know.
+        """End the task.  Only a run that looked at the table counts as one, and ends a wait after a failure.
 
         What is to be done `along` with it, which comes first, and the successor, if its slot is free then,
         are parts of the same transaction, which may be tried several times.  Raises TaskTakenOver
         if the attempt is not this worker's any more; reporting the same again is fine.
         """
-        ending = Ending(TaskStatus.SUCCESS, message, None, result, rate)
+        ending = Ending(TaskStatus.SUCCESS, message, None, result)
 
         def write(connection: sa.Connection, row: Row, now: datetime) -> None:
             end(connection, row, ending, now)
-            ran: dict[str, Any] = {"ran_at": now, "failed_at": None}
-            ran |= {} if rate is None else {"rate": rate}
-            connection.execute(sa.update(SLOT).where(SLOT.c.slot == row.slot).values(ran))
+            if extent is not Extent.SKIPPED:
+                ran = {"ran_at": now, "failed_at": None}
+                ran |= {"done_at": now} if extent is Extent.DONE else {}
+                connection.execute(sa.update(SLOT).where(SLOT.c.slot == row.slot).values(ran))
             if successor is not None:
                 following = replace(successor, parent_id=claim.task_id)
                 insert(connection, [following], now, self.chance)
@@ -292,6 +308,20 @@ def _held_by(claim: Claim) -> sa.ColumnElement[bool]:
     )
 
 
+def failed_since_done(slots: Sequence[str]) -> sa.Select[tuple[UUID, Any]]:
+    """Return a query for the tables and results of attempts that failed since the slots were last done."""
+    since = sa.func.coalesce(SLOT.c.done_at, sa.literal(_EPOCH, Moment))
+    return (
+        sa.select(TASK_LOG.c.entity_id, TASK_LOG.c.result)
+        .join(SLOT, SLOT.c.slot == TASK_LOG.c.slot)
+        .where(
+            SLOT.c.slot.in_(slots),
+            TASK_LOG.c.ended_at > since,
+            TASK_LOG.c.status == TaskStatus.FAILED,
+        )
+    )
+
+
 def _due(kind: QueueKind, now: datetime) -> sa.Select[Any]:
     patience = sa.func.coalesce(
         TASK_CONFIG.c.max_seconds_since_last_heartbeat, kind.heartbeat_seconds
@@ -329,7 +359,8 @@ def _claim(row: Row, slot: Row, now: datetime) -> Claim:
         reason=row.reason,
         data=row.task_data,
         config=row.config or {},
-        previous_run_at=slot.ran_at,
+        looked_at=slot.ran_at,
+        done_at=slot.done_at,
     )
 
 

@@ -191,12 +191,12 @@ TASK_LOG = sa.Table(
     sa.Column("message", Words),
     sa.Column("failure", Word),
     sa.Column("result", Document),
-    # What the run saw, in bytes per second: for people, nothing reads it.
-    sa.Column("rate", sa.Double),
     # Whether the task ended with this attempt.
     sa.Column("final", sa.Boolean, nullable=False),
     sa.Index(None, "warehouse_id", "created_at", "task_id"),
     sa.Index(None, "project_id", "ended_at"),
+    # What happened to one table.
+    sa.Index(None, "slot", "ended_at"),
     # For the numbers, which are of all projects.
     sa.Index(None, "ended_at"),
 )
@@ -214,9 +214,9 @@ SLOT = sa.Table(
     METADATA,
     sa.Column("slot", Words(256), primary_key=True),
     sa.Column("fence", sa.BigInteger, nullable=False),
+    # When the last run ended that looked at the table, and the last that did all its work: no dry run.
     sa.Column("ran_at", Moment),
-    # As in the log.
-    sa.Column("rate", sa.Double),
+    sa.Column("done_at", Moment),
     # When the last task failed, if none has succeeded since.
     sa.Column("failed_at", Moment),
 )

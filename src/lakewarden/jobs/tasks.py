@@ -67,6 +67,16 @@ class Failure(StrEnum):
     LOST = "lost"
 
 
+class Extent(StrEnum):
+    """How much of its work a task did that succeeded."""
+
+    #: None: nobody looked at the table.
+    SKIPPED = "skipped"
+    #: Nothing was to change, as in a dry run.
+    LOOKED = "looked"
+    DONE = "done"
+
+
 class Signal(StrEnum):
     """What a worker hears when it says that it is alive."""
 
@@ -115,6 +125,11 @@ class Entity:
     name: tuple[str, ...] | None = None
 
 
+def _slot(scope: Scope, entity: Entity, queue: str) -> str:
+    number = "-" if entity.id is None else entity.id
+    return f"{scope.slots}{entity.type}/{number}/{queue}"
+
+
 @dataclass(frozen=True, slots=True)
 class NewTask:
     """A task that is wanted."""
@@ -134,8 +149,7 @@ class NewTask:
     @property
     def slot(self) -> str:
         """Return what only one active task can have."""
-        number = "-" if self.entity.id is None else self.entity.id
-        return f"{self.scope.slots}{self.entity.type}/{number}/{self.queue}"
+        return _slot(self.scope, self.entity, self.queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +177,14 @@ class Claim:
     data: Mapping[str, Any] = field(default_factory=dict)
     #: The queue's config as it was stored when the task was picked.
     config: Mapping[str, Any] = field(default_factory=dict)
-    #: When the last successful run in this slot ended.
-    previous_run_at: datetime | None = None
+    #: When the last run in this slot ended that looked at the table, and the last that did all its work.
+    looked_at: datetime | None = None
+    done_at: datetime | None = None
+
+    @property
+    def slot(self) -> str:
+        """Return what no other active task has."""
+        return _slot(self.scope, self.entity, self.queue)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,6 @@ class Ending:
     message: str | None = None
     failure: Failure | None = None
     result: Mapping[str, Any] | None = None
-    rate: float | None = None
 
 
 def insert(
@@ -217,7 +216,6 @@ def log(connection: sa.Connection, row: Row, ending: Ending, now: datetime, *, f
         "message": ending.message,
         "failure": ending.failure,
         "result": None if ending.result is None else dict(ending.result),
-        "rate": ending.rate,
         "final": final,
     }
     connection.execute(sa.insert(TASK_LOG).values(values))

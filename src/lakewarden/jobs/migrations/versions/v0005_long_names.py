@@ -1,4 +1,4 @@
-"""Names and places of any length."""
+"""Names and places of any length; when a table was last done; what happened to one table."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
+from lakewarden.jobs.schema import Moment
+
 revision = "0005"
 down_revision = "0004"
 
 
 def upgrade() -> None:
+    op.add_column("slot", sa.Column("done_at", Moment(), nullable=True))
+    op.execute("UPDATE slot SET done_at = ran_at")
+    op.drop_column("slot", "rate")
+    op.drop_column("task_log", "rate")
+    op.create_index("ix_task_log_slot_ended_at", "task_log", ["slot", "ended_at"])
     with op.batch_alter_table("entity") as table:
         table.add_column(sa.Column("key_hash", sa.LargeBinary(length=32), nullable=True))
         table.alter_column("key", type_=sa.Text(), existing_nullable=False)
