@@ -15,7 +15,7 @@ from lakewarden.jobs.holding import End, Holding
 from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import RequestRefused, TaskTakenOver
-from lakewarden.jobs.tasks import Claim, Failure, Origin, Signal, TaskStatus, Turn
+from lakewarden.jobs.tasks import Claim, Failure, Origin, Scope, Signal, TaskStatus, Turn
 from lakewarden.testing.simulation import World
 from tests.jobs.small import EXPIRE, LAKE, OTHER, active, logged, picked, wanted
 
@@ -193,7 +193,7 @@ def test_one_unknown_task_and_nothing_is_done(
 ) -> None:
     claim = picked(queue, world.now())
     before = active(database)
-    for scope, more in ((LAKE, [UUID(int=5)]), (OTHER, [])):
+    for scope, more in ((LAKE, [UUID(int=5)]), (OTHER, []), (Scope(), [])):
         with pytest.raises(RequestRefused, match="there is no task") as error:
             control(scope, action, [claim.task_id, *more])
         assert (error.value.name, error.value.code) == ("TaskNotFoundError", 404)

@@ -453,7 +453,7 @@ def test_tasks_of_the_project_are_controlled(service: Service) -> None:
     (claim,) = service.parts.queue.pick("task_log_cleanup")
     assert str(claim.task_id) == task["task-id"]
     body["task-ids"] = [SOMEBODY]
-    refusal(service.post("/project/task/control", body), 404, "TaskNotFound")
+    refusal(service.post("/project/task/control", body), 404, "TaskNotFoundError")
 
 
 def test_the_one_project_has_a_name_and_others_are_not_there(service: Service) -> None:

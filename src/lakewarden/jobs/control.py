@@ -92,7 +92,7 @@ def _check_known(connection: sa.Connection, scope: Scope, missing: set[UUID]) ->
     )
     unknown = missing - set(connection.scalars(ended))
     if unknown:
-        raise task_not_found(Scope(scope.project_id, scope.warehouse_id), sorted(unknown))
+        raise task_not_found(sorted(unknown))
 
 
 def _act(connection: sa.Connection, row: Row, action: Action, at: datetime, now: datetime) -> None:
