@@ -12,7 +12,6 @@ from uuid import UUID
 from pyiceberg.table import Table
 
 from lakewarden.jobs.commits import Commits
-from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import Database, open_database
 from lakewarden.jobs.discovery import Discovery
@@ -30,6 +29,7 @@ from lakewarden.jobs.warehouses import (
 )
 from lakewarden.testing import iceberg, tables
 from lakewarden.world import SystemChance, SystemClock
+from tests.jobs.small import store
 
 ON = {
     EXPIRE_SNAPSHOTS: "enable-expire-snapshots",
@@ -121,7 +121,7 @@ class Registered:
     def configure(self, queue: str, **config: Any) -> None:
         """Switch a queue on, with settings whose dashes are underscores here."""
         told = {name.replace("_", "-"): value for name, value in config.items()}
-        ConfigStore(self.lab.database).set(self.scope, queue, {ON[queue]: True} | told)
+        store(self.lab.database, self.scope, queue, {ON[queue]: True} | told)
 
     def tables(self) -> dict[str, TableEntity]:
         found = self.lab.warehouses.refresh(self.info.id, self.lab.discovery.find(self.info.id))

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES
@@ -94,3 +95,11 @@ def reads_all(plan: str) -> bool:
         re.search(r"Seq Scan on task_log|SCAN task_log(?! USING INDEX)", line)
         for line in plan.splitlines()
     )
+
+
+def store(
+    database: Database, scope: Scope, queue: str, config: object, heartbeat: int | None = None
+) -> None:
+    """Set a config, and decide nothing anew because of it."""
+    with database.writing() as connection:
+        ConfigStore(database).set(connection, scope, queue, config, heartbeat)

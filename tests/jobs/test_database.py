@@ -20,10 +20,15 @@ from lakewarden.errors import ErrorKind, LakewardenError, Refused, StorageError,
 from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import VERSION_TABLE, Database, migrate, open_database
 from lakewarden.jobs.listing import TaskLists
-from lakewarden.jobs.migrations.versions import v0001_tasks
+from lakewarden.jobs.migrations.versions import (
+    v0001_tasks,
+    v0002_fixed_times,
+    v0003_failures,
+    v0004_log_by_end,
+)
 from lakewarden.jobs.queue import TaskQueue
-from lakewarden.jobs.schema import ENTITY, METADATA, TASK, TOKEN, WAREHOUSE
-from lakewarden.jobs.tasks import EntityType, Failure, Turn
+from lakewarden.jobs.schema import ENTITY, METADATA, SLOT, TASK, TOKEN, WAREHOUSE
+from lakewarden.jobs.tasks import EntityType, Failure, FixedBy, Turn
 from lakewarden.jobs.warehouses import FoundTable, Warehouses
 from lakewarden.world import SystemChance, SystemClock
 from tests.jobs.small import EXPIRE, LAKE, active, logged, picked, wanted
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from tests.postgres import PostgresServer
 
 SECRET = "hunter2"
+_OLD_SLOT = ("slot", "fence", "ran_at")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -130,6 +136,37 @@ def test_a_database_of_the_first_release_keeps_what_it_has(empty: str) -> None:
     assert task.scope.warehouse_id is not None
     (known,) = Warehouses(database, SystemChance()).refresh(task.scope.warehouse_id, [found])
     assert (known.id, known.target) == (task.entity.id, "elsewhere")
+    database.close()
+
+
+def test_what_was_said_of_times_is_kept(empty: str) -> None:
+    engine = sa.create_engine(empty)
+    now = SystemClock().now()
+    with engine.begin() as connection:
+        with Operations.context(MigrationContext.configure(connection)):
+            for step in (v0001_tasks, v0002_fixed_times, v0003_failures, v0004_log_by_end):
+                step.upgrade()
+        connection.execute(sa.text(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32))"))
+        connection.execute(sa.text(f"INSERT INTO {VERSION_TABLE} VALUES ('0004')"))
+        kinds = {**dict(TASK.c), "fixed": sa.Column("fixed", sa.Boolean)}
+        for number, fixed in ((1, True), (2, False)):
+            row = {
+                "task_id": UUID(int=number), "attempt": 0, "project_id": LAKE.project_id,
+                "queue_name": EXPIRE, "entity_type": "table", "slot": f"s{number}",
+                "status": "SCHEDULED", "scheduled_for": now, "fence": 0, "progress": 0.0,
+                "task_data": {}, "origin": "commit", "created_at": now, "fixed": fixed,
+            }  # fmt: skip
+            given = sa.Table("task", sa.MetaData(), *(sa.Column(n, kinds[n].type) for n in row))
+            connection.execute(sa.insert(given).values(row))
+        slot = sa.Table("slot", sa.MetaData(), *(sa.Column(n, SLOT.c[n].type) for n in _OLD_SLOT))
+        connection.execute(sa.insert(slot).values(slot="s1", fence=1, ran_at=now))
+    engine.dispose()
+    assert migrate(empty)[0] == "0004"
+    database = open_database(empty)
+    assert [row.fixed_by for row in active(database)] == [FixedBy.PERSON, None]
+    with database.reading() as connection:
+        (kept,) = connection.execute(sa.select(SLOT)).all()
+    assert kept.ran_at == kept.done_at == now
     database.close()
 
 

@@ -12,7 +12,6 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
-from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import Database, open_database
 from lakewarden.jobs.holding import Holding
@@ -34,6 +33,7 @@ from tests.jobs.small import (
     logged,
     picked,
     reads_all,
+    store,
     table,
     wanted,
 )
@@ -156,9 +156,7 @@ def test_a_batch_is_no_larger_than_asked_for(queue: TaskQueue, world: World) -> 
 
 
 def test_a_claim_tells_all_that_a_worker_needs(queue: TaskQueue, world: World) -> None:
-    ConfigStore(queue.database).set(
-        LAKE, EXPIRE, {"min-snapshots-to-keep": 3, "max-ref-age-ms": None}, 77
-    )
+    store(queue.database, LAKE, EXPIRE, {"min-snapshots-to-keep": 3, "max-ref-age-ms": None}, 77)
     made = wanted(world.now(), reason="20 can go", data={"a": {"b": None}}, origin=Origin.MANUAL)
     (task_id,) = queue.enqueue([made])
     world.sleep(5)

@@ -27,7 +27,7 @@ from lakewarden.jobs.tokens import Audit, Role, Tokens
 from lakewarden.jobs.warehouses import Access, FoundTable, WarehouseKind, Warehouses
 from lakewarden.testing.simulation import World
 from lakewarden.world import SystemChance
-from tests.jobs.small import EXPIRE, LAKE, ORPHANS, active, logged, picked, wanted
+from tests.jobs.small import EXPIRE, LAKE, ORPHANS, active, logged, picked, store, wanted
 
 SECRET = "hunter2"
 ACCESS = Access({"secret_access_key": SECRET}, {"token": SECRET})
@@ -114,7 +114,7 @@ def test_a_warehouse_with_tasks_is_not_forgotten(
 ) -> None:
     made = warehouses.register("lake", WarehouseKind.LANCE, "s3://b/lake")
     scope = Scope(warehouse_id=made.id)
-    ConfigStore(queue.database).set(scope, EXPIRE, {"min-snapshots-to-keep": 2})
+    store(queue.database, scope, EXPIRE, {"min-snapshots-to-keep": 2})
     (task,) = queue.enqueue([wanted(world.now(), scope=scope)])
     assert task is not None
     with pytest.raises(RequestRefused) as error:
@@ -282,34 +282,33 @@ def test_a_table_with_a_long_name_is_one_like_others(
 
 
 def test_a_config_is_read_as_it_was_written(database: Database) -> None:
-    store = ConfigStore(database)
-    assert store.get(LAKE, EXPIRE) == store.get(LAKE, "nonsense") == StoredConfig()
-    store.set(LAKE, EXPIRE, {"max-ref-age-ms": None, "min-snapshots-to-keep": 3}, 300)
-    assert store.get(LAKE, EXPIRE) == StoredConfig(
+    configs = ConfigStore(database)
+    assert configs.get(LAKE, EXPIRE) == configs.get(LAKE, "nonsense") == StoredConfig()
+    store(database, LAKE, EXPIRE, {"max-ref-age-ms": None, "min-snapshots-to-keep": 3}, 300)
+    assert configs.get(LAKE, EXPIRE) == StoredConfig(
         {"max-ref-age-ms": None, "min-snapshots-to-keep": 3}, 300
     )
     # As a whole, but for the heartbeat time, which stays.
-    store.set(LAKE, EXPIRE, {"min-snapshots-to-keep": 2})
-    assert store.get(LAKE, EXPIRE) == StoredConfig({"min-snapshots-to-keep": 2}, 300)
-    assert store.get(LAKE, ORPHANS) == StoredConfig()
+    store(database, LAKE, EXPIRE, {"min-snapshots-to-keep": 2})
+    assert configs.get(LAKE, EXPIRE) == StoredConfig({"min-snapshots-to-keep": 2}, 300)
+    assert configs.get(LAKE, ORPHANS) == StoredConfig()
 
 
 def test_a_config_that_cannot_be_used_changes_nothing(database: Database) -> None:
-    store = ConfigStore(database)
-    store.set(LAKE, ORPHANS, {"dry-run": True})
+    configs = ConfigStore(database)
+    store(database, LAKE, ORPHANS, {"dry-run": True})
     for config, seconds in (({"dry-run": "no"}, None), ({}, 0), ({}, -5), ({}, 2**62)):
         with pytest.raises(RequestRefused) as error:
-            store.set(LAKE, ORPHANS, config, seconds)
+            store(database, LAKE, ORPHANS, config, seconds)
         assert error.value.name == "InvalidQueueConfig"
-    assert store.get(LAKE, ORPHANS) == StoredConfig({"dry-run": True})
+    assert configs.get(LAKE, ORPHANS) == StoredConfig({"dry-run": True})
 
 
 def test_configs_are_set_where_their_tasks_are(database: Database) -> None:
-    store = ConfigStore(database)
-    store.set(Scope(), TASK_LOG_CLEANUP, {"retention-period": "P7D"})
+    store(database, Scope(), TASK_LOG_CLEANUP, {"retention-period": "P7D"})
     for scope, queue in ((LAKE, TASK_LOG_CLEANUP), (Scope(), EXPIRE)):
         with pytest.raises(RequestRefused) as error:
-            store.set(scope, queue, {})
+            store(database, scope, queue, {})
         assert error.value.name == "QueueNotFound"
 
 
@@ -406,8 +405,8 @@ def test_old_tasks_are_forgotten_and_the_next_cleanup_is_queued(
 def test_how_long_tasks_are_remembered_can_be_set(
     queue: TaskQueue, database: Database, world: World
 ) -> None:
-    ConfigStore(database).set(
-        Scope(), TASK_LOG_CLEANUP, {"retention-period": "PT1H", "cleanup-period": "P3D"}
+    store(
+        database, Scope(), TASK_LOG_CLEANUP, {"retention-period": "PT1H", "cleanup-period": "P3D"}
     )
     cleanup = LogCleanup(queue)
     cleanup.ensure()

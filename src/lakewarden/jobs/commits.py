@@ -36,7 +36,7 @@ from lakewarden.jobs.scheduling import (
 )
 from lakewarden.jobs.schema import ENTITY, SLOT
 from lakewarden.jobs.tasks import NewTask, Origin, Scope, Turn
-from lakewarden.jobs.transitions import CHUNK, forget_failures
+from lakewarden.jobs.transitions import CHUNK, forget_failures, set_free
 from lakewarden.jobs.warehouses import TableEntity, entity
 
 
@@ -132,17 +132,18 @@ class Commits:
 
         The first look for orphans is queued at once, and the next one comes sooner where the run
         before would have said so.  For the rest nobody knows enough here; the last commits are forgotten, so
-        that the detector looks at every table.  Nobody has to write to a table to wake it up.
+        that the detector looks at every table, and so is what has failed in this queue.  Nobody has to
+        write to a table to wake it up.  A config that says what was said before changes nothing.
         """
 
         def write(connection: sa.Connection) -> None:
             keep_warehouse(connection, scope.warehouse_id)
-            before = read_config(connection, scope, REMOVE_ORPHAN_FILES).config
-            ConfigStore(self.queue.database).set_with(
+            before = read_config(connection, scope, queue).config
+            changed = ConfigStore(self.queue.database).set(
                 connection, scope, queue, config, max_seconds_since_last_heartbeat
             )
-            if scope.warehouse_id is not None:
-                self._reconsider(connection, scope, scope.warehouse_id, before)
+            if changed and scope.warehouse_id is not None:
+                self._reconsider(connection, scope, scope.warehouse_id, queue, before)
 
         if joined is not None:
             write(joined)
@@ -154,16 +155,17 @@ class Commits:
         connection: sa.Connection,
         scope: Scope,
         warehouse_id: UUID,
+        queue: str,
         before: Mapping[str, Any],
     ) -> None:
-        now = self.queue.database.moment(connection)
-        stored = _configs(connection, scope)[REMOVE_ORPHAN_FILES]
         # They stay until the tasks are there.
         tables = [entity(row) for row in lock_all_tables(connection, warehouse_id)]
         _forget_commits(connection, tables)
-        self._look_for_orphans(connection, scope, tables, before, stored, now)
-        # What has failed may go well now.
-        forget_failures(connection, scope)
+        if queue == REMOVE_ORPHAN_FILES:
+            self._look_for_orphans(connection, scope, tables, before)
+        # What the run before has left, or what has failed, may go now.
+        set_free(connection, scope, queue)
+        forget_failures(connection, scope, queue)
 
     def _look_for_orphans(
         self,
@@ -171,10 +173,10 @@ class Commits:
         scope: Scope,
         tables: Sequence[TableEntity],
         before: Mapping[str, Any],
-        stored: Mapping[str, Any],
-        now: datetime,
     ) -> None:
         """Queue the first look at each table that wants it, or let the next come sooner."""
+        now = self.queue.database.moment(connection)
+        stored = read_config(connection, scope, REMOVE_ORPHAN_FILES).config
         wanted = [table for table in tables if _wants_orphans_gone(table, stored)]
 
         def task(table: TableEntity, decision: Decision) -> NewTask:
@@ -187,8 +189,6 @@ class Commits:
         firsts = [task(table, first_orphan_run(now, ran_at[table.id])) for table in wanted]
         # Together: a warehouse may have thousands, and nobody else writes meanwhile.
         made = self.queue.enqueue(firsts, connection=connection)
-        if before == stored:
-            return
         sooner = [
             task(table, decision)
             for table, first in zip(wanted, made, strict=True)

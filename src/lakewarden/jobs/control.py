@@ -18,7 +18,7 @@ from lakewarden.jobs.listing import task_not_found
 from lakewarden.jobs.locks import lock_slots
 from lakewarden.jobs.refusals import bad_request, check_time
 from lakewarden.jobs.schema import TASK, TASK_LOG
-from lakewarden.jobs.tasks import Failure, Scope, TaskStatus
+from lakewarden.jobs.tasks import Failure, FixedBy, Scope, TaskStatus
 from lakewarden.jobs.transitions import Ending, Row, end, log, requeue
 
 TASKS_MAX = 100
@@ -114,6 +114,6 @@ def _act(connection: sa.Connection, row: Row, action: Action, at: datetime, now:
                 log(connection, row, ending, now, final=False)
             if status is not TaskStatus.RUNNING:
                 requeue(connection, row, at, now)
-                # Who put a task off, perhaps to mend a setting first, has time until then.
                 mine = TASK.c.task_id == row.task_id
-                connection.execute(sa.update(TASK).where(mine).values(fixed=True))
+                stands = {"fixed_by": FixedBy.PERSON}
+                connection.execute(sa.update(TASK).where(mine).values(stands))

@@ -173,8 +173,8 @@ TASK = sa.Table(
     # When others may take it over, unless its worker is heard of.
     sa.Column("stale_at", Moment),
     sa.Column("updated_at", Moment),
-    # Whether its time stands: no commit brings it forward.
-    sa.Column("fixed", sa.Boolean, nullable=False, server_default=sa.false()),
+    # Who said that its time stands: no commit brings it forward.
+    sa.Column("fixed_by", Word),
     sa.UniqueConstraint("slot"),
     sa.Index(None, "queue_name", "scheduled_for", "task_id"),
     sa.Index(None, "warehouse_id", "created_at", "task_id"),

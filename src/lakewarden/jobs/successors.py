@@ -18,7 +18,7 @@ from lakewarden.jobs.scheduling import (
     gathered_seconds,
 )
 from lakewarden.jobs.sources import Look, Source
-from lakewarden.jobs.tasks import Claim, NewTask, Origin
+from lakewarden.jobs.tasks import Claim, FixedBy, NewTask, Origin
 from lakewarden.jobs.warehouses import TableEntity
 from lakewarden.maintenance.optimize import Row
 
@@ -79,7 +79,7 @@ def after_expiry(
         at = None if decision.at is None else max(decision.at, now + _DAY)
         return _next(claim, table, decision, at)
     held = Decision(now + _DAY, f"{decision.reason}; refs hold what the last run has left")
-    return _next(claim, table, held, held.at, fixed=True)
+    return _next(claim, table, held, held.at, fixed_by=FixedBy.RUN)
 
 
 def after_optimize(
@@ -100,11 +100,17 @@ def _next(
     decision: Decision,
     at: datetime | None,
     *,
-    fixed: bool = False,
+    fixed_by: FixedBy | None = None,
 ) -> Next:
     if at is None:
         return Next(decision)
     task = NewTask(
-        claim.queue, claim.scope, table.entity, at, Origin.ADAPTIVE, decision.reason, fixed=fixed
+        claim.queue,
+        claim.scope,
+        table.entity,
+        at,
+        Origin.ADAPTIVE,
+        decision.reason,
+        fixed_by=fixed_by,
     )
     return Next(decision, task)

@@ -52,6 +52,15 @@ class Origin(StrEnum):
     STANDING = "standing"
 
 
+class FixedBy(StrEnum):
+    """Who said when a task is to run, so that no commit brings it forward."""
+
+    #: Somebody put it off, perhaps to mend a setting first.
+    PERSON = "person"
+    #: The run before found that no commit makes a difference until then; another config may.
+    RUN = "run"
+
+
 class Failure(StrEnum):
     """What kind of failure ended an attempt, which decides whether there is another one."""
 
@@ -143,8 +152,8 @@ class NewTask:
     reason: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     parent_id: UUID | None = None
-    #: Whether its time stands: no commit brings it forward.
-    fixed: bool = False
+    #: Who said that its time stands: no commit brings it forward.
+    fixed_by: FixedBy | None = None
 
     @property
     def slot(self) -> str:

@@ -26,6 +26,7 @@ from lakewarden.jobs.tasks import (
     Entity,
     EntityType,
     Failure,
+    FixedBy,
     NewTask,
     Origin,
     Scope,
@@ -84,7 +85,7 @@ def _row(task: NewTask, now: datetime, chance: Chance) -> dict[str, Any]:
         "origin": task.origin,
         "reason": task.reason,
         "created_at": now,
-        "fixed": task.fixed,
+        "fixed_by": task.fixed_by,
     }
 
 
@@ -115,7 +116,7 @@ def bring_forward(connection: sa.Connection, tasks: Sequence[NewTask], now: date
                 TASK.c.task_id == sa.bindparam("id"),
                 TASK.c.status == TaskStatus.SCHEDULED,
                 TASK.c.attempt == 0,
-                ~TASK.c.fixed,
+                TASK.c.fixed_by.is_(None),
                 TASK.c.scheduled_for > sa.bindparam("at"),
             )
             .values(
@@ -132,7 +133,7 @@ def bring_forward(connection: sa.Connection, tasks: Sequence[NewTask], now: date
 def _turn(row: Row | None, task: NewTask) -> Turn:
     if row is None or row.status != TaskStatus.SCHEDULED:
         return Turn.BEGUN
-    free = row.attempt == 0 and row.origin != Origin.MANUAL and not row.fixed
+    free = row.attempt == 0 and row.origin != Origin.MANUAL and row.fixed_by is None
     return Turn.SOONER if free and row.scheduled_for > task.scheduled_for else Turn.WAITS
 
 
@@ -235,10 +236,26 @@ def make_again(connection: sa.Connection, row: Row, now: datetime, chance: Chanc
     insert(connection, [task], now, chance)
 
 
-def forget_failures(connection: sa.Connection, scope: Scope) -> None:
-    """Let nothing wait any longer because something failed."""
+def set_free(connection: sa.Connection, scope: Scope, queue: str) -> None:
+    """Let commits bring tasks forward whose time stands because of what the run before has found."""
+    fixed = sa.select(TASK.c.task_id).where(
+        TASK.c.warehouse_id == scope.warehouse_id,
+        TASK.c.queue_name == queue,
+        TASK.c.fixed_by == FixedBy.RUN,
+    )
+    # One by one by id, as others do who lock several.
+    tasks = [{"id": number} for number in sorted(connection.scalars(fixed))]
+    if tasks:
+        mine = sa.and_(TASK.c.task_id == sa.bindparam("id"), TASK.c.fixed_by == FixedBy.RUN)
+        connection.execute(sa.update(TASK).where(mine).values(fixed_by=None), tasks)
+
+
+def forget_failures(connection: sa.Connection, scope: Scope, queue: str) -> None:
+    """Let nothing in a queue wait any longer because something failed."""
     failed = sa.select(SLOT.c.slot).where(
-        SLOT.c.slot.startswith(scope.slots), SLOT.c.failed_at.is_not(None)
+        SLOT.c.slot.startswith(scope.slots),
+        SLOT.c.slot.endswith(f"/{queue}", autoescape=True),
+        SLOT.c.failed_at.is_not(None),
     )
     # One by one by key, as others do who lock several.
     slots = [{"key": slot} for slot in sorted(connection.scalars(failed))]

@@ -1,4 +1,4 @@
-"""Names and places of any length; when a table was last done; what happened to one table."""
+"""Names of any length; who said when a task runs; when a table was last done, and what happened to it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
+    op.add_column("task", sa.Column("fixed_by", sa.String(length=16), nullable=True))
+    op.execute("UPDATE task SET fixed_by = 'person' WHERE fixed")
+    op.drop_column("task", "fixed")
     op.add_column("slot", sa.Column("done_at", Moment(), nullable=True))
     op.execute("UPDATE slot SET done_at = ran_at")
     op.drop_column("slot", "rate")
