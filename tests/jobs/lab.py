@@ -29,7 +29,7 @@ from lakewarden.jobs.warehouses import (
 )
 from lakewarden.testing import iceberg, tables
 from lakewarden.world import SystemChance, SystemClock
-from tests.jobs.small import store
+from tests.jobs.small import logged, store
 
 ON = {
     EXPIRE_SNAPSHOTS: "enable-expire-snapshots",
@@ -141,6 +141,11 @@ class Registered:
 
     def attempts(self, task: UUID) -> tuple[Attempt, ...]:
         return self.details(task).attempts
+
+    def failures(self, task: UUID) -> list[tuple[str, str]]:
+        """Return how the attempts at a task have failed, with what was said of it."""
+        rows = [row for row in logged(self.lab.database) if row.task_id == task]
+        return [(row.failure, row.message) for row in rows if row.failure is not None]
 
     def result(self, task: UUID) -> dict[str, Any]:
         return dict(self.details(task).details or {})

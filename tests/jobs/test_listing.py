@@ -211,7 +211,7 @@ def test_details_tell_of_the_attempt_that_runs_and_those_before(
     assert [one.attempt for one in details.attempts] == [3, 2, 1]
     third = details.attempts[0]
     assert (third.message, third.progress, third.details) == ("broken 3", 0.3, {"files": 3})
-    assert (third.duration_seconds, third.failure) == (2.0, Failure.TRANSIENT)
+    assert third.duration_seconds == 2.0
     assert [one.attempt for one in lists.details(LAKE, claim.task_id, attempts=2).attempts] == [
         3,
         2,

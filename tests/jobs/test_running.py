@@ -155,8 +155,7 @@ def test_no_snapshot_expires_for_a_task_that_was_stopped_before_its_commit(
     # The plan is made by then, and looked at again.
     stop_at(lab, "commit")
     lab.run(EXPIRE_SNAPSHOTS)
-    (attempt,) = warehouse.attempts(task)
-    assert (attempt.failure, attempt.message) == (Failure.STOPPED, "stopped on request")
+    assert warehouse.failures(task) == [(Failure.STOPPED, "stopped on request")]
     table.refresh()
     assert table.metadata_location == before
     iceberg_oracle.assert_intact(table, prints)
@@ -357,8 +356,7 @@ def test_dry_run_that_was_stopped_says_so(lab: Lab, tmp_path: Path) -> None:
     # Whatever it is that was done last.
     stop_at(lab, "stage")
     lab.run(REMOVE_ORPHAN_FILES)
-    (attempt,) = warehouse.attempts(task)
-    assert (attempt.failure, attempt.message) == (Failure.STOPPED, "stopped on request")
+    assert warehouse.failures(task) == [(Failure.STOPPED, "stopped on request")]
 
 
 def test_tables_that_are_excluded_end_as_done_with_the_reason(lab: Lab, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from lakewarden.jobs.tasks import (
     Attempt,
     Entity,
     EntityType,
-    Failure,
     Origin,
     Scope,
     TaskDetails,
@@ -280,7 +279,6 @@ def _attempts(rows: Sequence[Row], number: int) -> tuple[Attempt, ...]:
             created_at=row.ended_at,
             progress=row.progress,
             details=row.result if row.result is not None else row.execution_details,
-            failure=None if row.failure is None else Failure(row.failure),
         )
         for row in rows[:number]
     )

@@ -239,7 +239,6 @@ class Attempt:
     created_at: datetime
     progress: float
     details: Mapping[str, Any] | None
-    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
