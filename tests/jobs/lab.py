@@ -9,6 +9,7 @@ from threading import Event
 from typing import Any
 from uuid import UUID
 
+import sqlalchemy as sa
 from pyiceberg.table import Table
 
 from lakewarden.jobs.commits import Commits
@@ -19,6 +20,7 @@ from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import DAY_SECONDS, EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
 from lakewarden.jobs.running import Engine, Runner
+from lakewarden.jobs.schema import SLOT
 from lakewarden.jobs.tasks import Attempt, NewTask, Origin, Scope, TaskDetails
 from lakewarden.jobs.warehouses import (
     Access,
@@ -149,6 +151,14 @@ class Registered:
 
     def result(self, task: UUID) -> dict[str, Any]:
         return dict(self.details(task).details or {})
+
+    def slots(self, queue: str, *names: str) -> list[sa.Row[Any]]:
+        """Return what is known of the runs of a queue at these tables."""
+        known, now = self.tables(), self.lab.database.clock.now()
+        wanted = [NewTask(queue, self.scope, known[name].entity, now).slot for name in names]
+        with self.lab.database.reading() as connection:
+            found = connection.execute(sa.select(SLOT).where(SLOT.c.slot.in_(wanted)))
+            return sorted(found, key=lambda row: wanted.index(row.slot))
 
     def control(self, action: Action, *ids: UUID) -> None:
         TaskControl(self.lab.database).control(self.scope, action, list(ids))

@@ -67,6 +67,7 @@ class Storm:
         self.commits = Commits(self.queue)
         made = self.warehouses.register("l", WarehouseKind.ICEBERG, "c")
         self.id, self.scope = made.id, Scope(warehouse_id=made.id)
+        self.brief: UUID | None = None
         self.tables = self.warehouses.refresh(made.id, self.found(World(0)))
 
     def found(self, chance: World) -> list[FoundTable]:
@@ -139,6 +140,22 @@ class Storm:
         action = one(chance, [Action.RUN_NOW, Action.RUN_NOW, Action.STOP, Action.CANCEL])
         TaskControl(self.database).control(self.scope, action, chosen)
 
+    def come_and_go(self, chance: World) -> None:
+        """Let there be another warehouse for a moment."""
+        self.brief = self.warehouses.register(
+            f"b{chance.below(1 << 60)}", WarehouseKind.ICEBERG, "c"
+        ).id
+        self.warehouses.refresh(self.brief, self.found(chance))
+        self.warehouses.delete(self.brief)
+
+    def visit(self, chance: World) -> None:
+        """Do things to that other one, which may be gone in the middle of it."""
+        if self.brief is None:
+            return
+        self.warehouses.refresh(self.brief, self.found(chance)[: 1 + chance.below(TABLES)])
+        config = {"min-snapshots-to-expire": chance.below(1 << 30)}
+        self.commits.configure(Scope(warehouse_id=self.brief), EXPIRE, config)
+
     def refresh(self, chance: World) -> None:
         self.warehouses.refresh(self.id, self.found(chance)[: 1 + chance.below(TABLES - 1)])
         self.warehouses.refresh(self.id, self.found(chance))
@@ -150,7 +167,7 @@ def test_nobody_waits_for_one_that_waits_for_them(
     storm = Storm(postgres.url(postgres.database(template=postgres_template)))
     roles: list[Callable[[World], None]] = [
         storm.configure, storm.configure, storm.record, storm.record, storm.work, storm.work,
-        storm.control, storm.refresh,
+        storm.control, storm.refresh, storm.come_and_go, storm.visit, storm.visit,
     ]  # fmt: skip
     end = CLOCK.elapsed() + SECONDS
 

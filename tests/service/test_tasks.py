@@ -429,6 +429,14 @@ def test_an_action_that_is_none_is_refused(lake: Lake, action: Any) -> None:
     refusal(answer, 422, "UnprocessableEntity")
 
 
+@pytest.mark.parametrize("year", ["0001", "9999"])
+def test_a_time_that_nobody_can_mean_is_refused(lake: Lake, year: str) -> None:
+    at, task = f"{year}-12-31T23:59:59Z", lake.schedule()
+    answer = lake.control("run-at", task, **{"scheduled-for": at})
+    assert "years 1970 to 2999" in refusal(answer, 400, "BadRequest")
+    assert lake.details(task)["status"] == "SCHEDULED"
+
+
 # -- the project ---------------------------------------------------------------------------------
 
 

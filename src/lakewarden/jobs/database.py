@@ -248,7 +248,9 @@ def _speak_utc(connection: Any, _record: object) -> None:
     Not as an option of the address, where it would stand for others that are given there or in the
     environment, and which some poolers refuse.
     """
-    connection.execute("SET TIME ZONE 'UTC'")
+    cursor = connection.cursor()
+    cursor.execute("SET TIME ZONE 'UTC'")
+    cursor.close()
     connection.commit()
 
 

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from lakewarden.errors import ErrorKind
 from lakewarden.jobs.database import Database
-from lakewarden.jobs.locks import have_warehouse, lock_tables
+from lakewarden.jobs.locks import have_warehouse, keep_warehouse, lock_tables
 from lakewarden.jobs.refusals import RequestRefused, not_found
 from lakewarden.jobs.schema import ENTITY, SLOT, TASK, TASK_CONFIG, WAREHOUSE
 from lakewarden.jobs.tasks import DEFAULT_PROJECT, Entity, EntityType, Scope
@@ -257,6 +257,7 @@ class Warehouses:
         away = sa.update(ENTITY).where(ENTITY.c.id.in_(ids)).values(active=False, marker=None)
 
         def write(connection: sa.Connection) -> None:
+            keep_warehouse(connection, warehouse_id)
             lock_tables(connection, warehouse_id, ids)
             connection.execute(away)
 
