@@ -55,7 +55,8 @@ def fill(url: str) -> tuple[str, list[Request]]:
     found = [FoundTable((f"t{n}",), EntityType.TABLE, f"/nowhere/{n}") for n in range(TASKS)]
     tables = warehouses.refresh(lake, found)
     scope, now = Scope(warehouse_id=lake), SystemClock().now()
-    ConfigStore(database).set(scope, "optimize", {"enable-optimize": True})
+    with database.writing() as connection:
+        ConfigStore(database).set(connection, scope, "optimize", {"enable-optimize": True})
     made = TaskQueue(database, chance).enqueue(
         [NewTask("optimize", scope, table.entity, now) for table in tables]
     )

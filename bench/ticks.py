@@ -53,7 +53,8 @@ def together(spark: Any, place: Path, url: str) -> Found:
     info = warehouses.register(f"{place}", WarehouseKind.LANCE, str(place))
     scope = Scope(info.project_id, info.id)
     settings = {"enable-expire-snapshots": True, "min-snapshots-to-keep": KEEP}
-    ConfigStore(database).set(scope, EXPIRE_SNAPSHOTS, settings)
+    with database.writing() as connection:
+        ConfigStore(database).set(connection, scope, EXPIRE_SNAPSHOTS, settings)
     tables = warehouses.refresh(info.id, Discovery(warehouses, Commits(queue)).find(info.id))
     now = database.clock.now()
     queue.enqueue([NewTask(EXPIRE_SNAPSHOTS, scope, one.entity, now) for one in tables])

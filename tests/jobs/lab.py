@@ -9,10 +9,10 @@ from threading import Event
 from typing import Any
 from uuid import UUID
 
+import sqlalchemy as sa
 from pyiceberg.table import Table
 
 from lakewarden.jobs.commits import Commits
-from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import Database, open_database
 from lakewarden.jobs.discovery import Discovery
@@ -20,6 +20,7 @@ from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import DAY_SECONDS, EXPIRE_SNAPSHOTS, OPTIMIZE, REMOVE_ORPHAN_FILES
 from lakewarden.jobs.running import Engine, Runner
+from lakewarden.jobs.schema import SLOT
 from lakewarden.jobs.tasks import Attempt, NewTask, Origin, Scope, TaskDetails
 from lakewarden.jobs.warehouses import (
     Access,
@@ -30,6 +31,7 @@ from lakewarden.jobs.warehouses import (
 )
 from lakewarden.testing import iceberg, tables
 from lakewarden.world import SystemChance, SystemClock
+from tests.jobs.small import logged, store
 
 ON = {
     EXPIRE_SNAPSHOTS: "enable-expire-snapshots",
@@ -121,7 +123,7 @@ class Registered:
     def configure(self, queue: str, **config: Any) -> None:
         """Switch a queue on, with settings whose dashes are underscores here."""
         told = {name.replace("_", "-"): value for name, value in config.items()}
-        ConfigStore(self.lab.database).set(self.scope, queue, {ON[queue]: True} | told)
+        store(self.lab.database, self.scope, queue, {ON[queue]: True} | told)
 
     def tables(self) -> dict[str, TableEntity]:
         found = self.lab.warehouses.refresh(self.info.id, self.lab.discovery.find(self.info.id))
@@ -142,8 +144,21 @@ class Registered:
     def attempts(self, task: UUID) -> tuple[Attempt, ...]:
         return self.details(task).attempts
 
+    def failures(self, task: UUID) -> list[tuple[str, str]]:
+        """Return how the attempts at a task have failed, with what was said of it."""
+        rows = [row for row in logged(self.lab.database) if row.task_id == task]
+        return [(row.failure, row.message) for row in rows if row.failure is not None]
+
     def result(self, task: UUID) -> dict[str, Any]:
         return dict(self.details(task).details or {})
+
+    def slots(self, queue: str, *names: str) -> list[sa.Row[Any]]:
+        """Return what is known of the runs of a queue at these tables."""
+        known, now = self.tables(), self.lab.database.clock.now()
+        wanted = [NewTask(queue, self.scope, known[name].entity, now).slot for name in names]
+        with self.lab.database.reading() as connection:
+            found = connection.execute(sa.select(SLOT).where(SLOT.c.slot.in_(wanted)))
+            return sorted(found, key=lambda row: wanted.index(row.slot))
 
     def control(self, action: Action, *ids: UUID) -> None:
         TaskControl(self.lab.database).control(self.scope, action, list(ids))

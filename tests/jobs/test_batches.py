@@ -52,8 +52,7 @@ def test_nothing_is_begun_for_tasks_that_have_ended(
         lab.stop.set()
     Runner(lab.queue, lab.warehouses, nothing, lab.stop).run(claims)
     for warehouse, task in zip(warehouses, tasks, strict=True):
-        (attempt,) = warehouse.attempts(task)
-        assert (attempt.failure, attempt.message) == (Failure.STOPPED, why)
+        assert warehouse.failures(task) == [(Failure.STOPPED, why)]
 
 
 class Gone:
@@ -74,8 +73,8 @@ def test_worker_whose_spark_is_gone_hands_its_tasks_back_and_ends(lab: Lab, tmp_
     with pytest.raises(LakewardenError, match="start the worker again") as error:
         run_workers(settings, lab.stop)
     assert error.value.kind is ErrorKind.SPARK
-    (attempt,) = warehouse.attempts(task)
-    assert attempt.failure is Failure.STOPPED
+    ((failure, _),) = warehouse.failures(task)
+    assert failure == Failure.STOPPED
     assert warehouse.details(task).info.status is TaskStatus.SCHEDULED
 
 

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
+import sqlalchemy as sa
 
 from lakewarden.expiry import Ref, RefKind, Snapshot, SnapshotHistory
 from lakewarden.jobs.commits import Change, Commits
-from lakewarden.jobs.config_store import ConfigStore
+from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import OPTIMIZE
 from lakewarden.jobs.scheduling import Fragmentation
-from lakewarden.jobs.tasks import EntityType, Failure, NewTask, Origin, Scope, TaskStatus
+from lakewarden.jobs.tasks import (
+    EntityType,
+    Extent,
+    Failure,
+    FixedBy,
+    NewTask,
+    Origin,
+    Scope,
+    TaskStatus,
+)
 from lakewarden.jobs.warehouses import FoundTable, TableEntity, WarehouseKind, Warehouses
 from lakewarden.testing.simulation import World
-from tests.jobs.small import EXPIRE, ORPHANS, active
+from tests.jobs.small import EXPIRE, ORPHANS, active, store
 
 DAY = timedelta(days=1)
 ALL_ON: dict[str, dict[str, object]] = {
@@ -35,7 +45,6 @@ class Lake:
         self.queue, self.world = queue, world
         self.warehouses = Warehouses(queue.database, world)
         self.commits = Commits(queue)
-        self.store = ConfigStore(queue.database)
         self.scope = Scope(
             warehouse_id=self.warehouses.register("l", WarehouseKind.ICEBERG, "c").id
         )
@@ -55,7 +64,7 @@ class Lake:
 
     def switch_on(self) -> None:
         for queue, config in ALL_ON.items():
-            self.store.set(self.scope, queue, config)
+            store(self.queue.database, self.scope, queue, config)
 
     def change(self, marker: str = "m1", ages: tuple[float, ...] = (9, 8, 7, 0)) -> Change:
         """A commit after which the table has snapshots of these ages, in days."""
@@ -70,6 +79,9 @@ class Lake:
         return Change(
             self.one.id, marker, now, history=history, fragmentation=Fragmentation(50, 1 << 30)
         )
+
+    def task(self, queue: str) -> NewTask:
+        return NewTask(queue, self.scope, self.one.entity, self.world.now())
 
     def queued(self) -> dict[tuple[UUID, str], str]:
         return {(row.entity_id, row.queue_name): row.reason for row in active(self.queue.database)}
@@ -187,11 +199,16 @@ def test_expiry_is_queued_for_later_and_brought_forward_but_not_put_off(lake: La
     lake.commits.record(lake.scope, [lake.change("m1", (2, 1, 0))])
     due = next(row for row in active(lake.queue.database) if row.queue_name == EXPIRE)
     assert due.scheduled_for == now + timedelta(days=4, milliseconds=1)
-    lake.store.set(lake.scope, EXPIRE, ALL_ON[EXPIRE] | {"max-snapshot-age-ms": 86_400_000})
+    store(
+        lake.queue.database,
+        lake.scope,
+        EXPIRE,
+        ALL_ON[EXPIRE] | {"max-snapshot-age-ms": 86_400_000},
+    )
     lake.commits.record(lake.scope, [lake.change("m2", (2, 1, 0))])
     due = next(row for row in active(lake.queue.database) if row.queue_name == EXPIRE)
     assert due.scheduled_for == now + timedelta(milliseconds=1)
-    lake.store.set(lake.scope, EXPIRE, ALL_ON[EXPIRE])
+    store(lake.queue.database, lake.scope, EXPIRE, ALL_ON[EXPIRE])
     lake.commits.record(lake.scope, [lake.change("m3", (2, 1, 0))])
     still = next(row for row in active(lake.queue.database) if row.queue_name == EXPIRE)
     assert still.scheduled_for == due.scheduled_for
@@ -209,6 +226,25 @@ def test_a_commit_does_not_hurry_the_next_look_for_orphans(lake: Lake) -> None:
     lake.commits.record(lake.scope, [lake.change("m3")])
     following = next(row for row in active(lake.queue.database) if row.queue_name == ORPHANS)
     assert following.scheduled_for == lake.world.now() + timedelta(days=1)
+
+
+def test_a_run_that_was_skipped_is_no_look(lake: Lake) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    (claim,) = lake.queue.pick(ORPHANS)
+    lake.queue.succeed(claim, extent=Extent.SKIPPED)
+    lake.commits.record(lake.scope, [lake.change("m2")])
+    assert lake.queued()[lake.one.id, ORPHANS] == "nobody has looked for orphans yet"
+    # Nor does it end the wait after a failure.
+    (claim,) = lake.queue.pick(ORPHANS)
+    lake.queue.fail(claim, "corrupt", Failure.PERMANENT)
+    failed_at = lake.world.now()
+    lake.queue.enqueue([replace(lake.task(ORPHANS), origin=Origin.MANUAL)])
+    (claim,) = lake.queue.pick(ORPHANS)
+    lake.queue.succeed(claim, extent=Extent.SKIPPED)
+    lake.commits.record(lake.scope, [lake.change("m3")])
+    (row,) = [row for row in active(lake.queue.database) if row.queue_name == ORPHANS]
+    assert row.scheduled_for == failed_at + DAY
 
 
 @pytest.mark.parametrize("name", [EXPIRE, ORPHANS, OPTIMIZE])
@@ -244,10 +280,83 @@ def test_a_new_config_is_tried_at_once(lake: Lake) -> None:
     for name in ALL_ON:
         (claim,) = lake.queue.pick(name)
         lake.queue.fail(claim, "the config cannot be used", Failure.PERMANENT)
-    lake.commits.configure(lake.scope, EXPIRE, ALL_ON[EXPIRE])
+    lake.commits.configure(lake.scope, EXPIRE, ALL_ON[EXPIRE] | {"min-snapshots-to-keep": 2})
     lake.commits.record(lake.scope, [lake.change("m1")])
-    for name in ALL_ON:
-        assert len(lake.queue.pick(name, limit=2)) >= 1
+    # What others have failed at, it says nothing about.
+    assert [len(lake.queue.pick(name)) for name in (EXPIRE, ORPHANS, OPTIMIZE)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("heartbeat", [None, 77])
+def test_a_config_that_says_the_same_changes_nothing(lake: Lake, heartbeat: int | None) -> None:
+    for name, config in ALL_ON.items():
+        lake.commits.configure(lake.scope, name, config, 77)
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    (claim,) = lake.queue.pick(EXPIRE)
+    lake.queue.fail(claim, "corrupt", Failure.PERMANENT)
+    lake.commits.configure(lake.scope, EXPIRE, ALL_ON[EXPIRE], heartbeat)
+    assert lake.commits.unseen(lake.scope, {lake.one.id: "m1"}) == []
+    lake.commits.record(lake.scope, [lake.change("m2")])
+    assert lake.queue.pick(EXPIRE) == []
+    # Another heartbeat time is a change like others.
+    lake.commits.configure(lake.scope, EXPIRE, ALL_ON[EXPIRE], 78)
+    assert lake.commits.unseen(lake.scope, {lake.one.id: "m2"}) == [lake.one.id]
+
+
+@pytest.mark.parametrize("who", list(FixedBy))
+def test_a_new_config_frees_what_the_run_before_put_off_but_not_what_somebody_did(
+    lake: Lake, who: FixedBy
+) -> None:
+    lake.switch_on()
+    lake.commits.record(lake.scope, [lake.change("m1")])
+    (claim,) = lake.queue.pick(EXPIRE)
+    later = lake.world.now() + DAY
+    fixed = FixedBy.RUN if who is FixedBy.RUN else None
+    successor = NewTask(
+        EXPIRE, lake.scope, claim.entity, later, Origin.ADAPTIVE, "refs hold", fixed_by=fixed
+    )
+    lake.queue.succeed(claim, successor=successor)
+    if who is FixedBy.PERSON:
+        (task,) = [r.task_id for r in active(lake.queue.database) if r.queue_name == EXPIRE]
+        TaskControl(lake.queue.database).control(lake.scope, Action.RUN_AT, [task], at=later)
+
+    def due(marker: str) -> datetime:
+        lake.commits.record(lake.scope, [lake.change(marker)])
+        (row,) = [r for r in active(lake.queue.database) if r.queue_name == EXPIRE]
+        found: datetime = row.scheduled_for
+        return found
+
+    assert due("m2") == later
+    lake.commits.configure(lake.scope, ORPHANS, ALL_ON[ORPHANS] | {"dry-run": True})
+    assert due("m3") == later
+    lake.commits.configure(lake.scope, EXPIRE, ALL_ON[EXPIRE] | {"max-ref-age-ms": 1})
+    assert due("m3") == (lake.world.now() if who is FixedBy.RUN else later)
+
+
+def test_many_commits_are_written_down_in_as_many_statements_as_few(
+    lake: Lake, database: Database
+) -> None:
+    lake.switch_on()
+    tables = lake.find(*[{}] * 160)
+    statements: list[str] = []
+
+    def count(*given: object) -> None:
+        statements.append(str(given[2]))
+
+    def tell(number: int, marker: str) -> int:
+        statements.clear()
+        told = [replace(lake.change(marker), table_id=one.id) for one in tables[:number]]
+        lake.commits.record(lake.scope, told)
+        return len(statements)
+
+    sa.event.listen(database.engine, "before_cursor_execute", count)
+    # The first makes tasks, the others find them there, and one of them runs.
+    few = [tell(3, "m1"), tell(3, "m2")]
+    (claim,) = lake.queue.pick(EXPIRE)
+    few.append(tell(3, "m3"))
+    many = [tell(160, "m4"), tell(160, "m5")]
+    assert max(many) <= max(few) + 2 < 20
+    assert len(lake.queued()) == 3 * 160
+    assert lake.commits.unseen(lake.scope, {one.id: "m5" for one in tables}) == [claim.entity.id]
 
 
 def test_a_property_that_cannot_be_read_fails_no_commit(lake: Lake) -> None:

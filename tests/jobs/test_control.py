@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from threading import Event
 from uuid import UUID
 
@@ -15,7 +15,7 @@ from lakewarden.jobs.holding import End, Holding
 from lakewarden.jobs.listing import TaskLists
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import RequestRefused, TaskTakenOver
-from lakewarden.jobs.tasks import Claim, Failure, Origin, Signal, TaskStatus
+from lakewarden.jobs.tasks import Claim, Failure, Origin, Scope, Signal, TaskStatus, Turn
 from lakewarden.testing.simulation import World
 from tests.jobs.small import EXPIRE, LAKE, OTHER, active, logged, picked, wanted
 
@@ -131,7 +131,7 @@ def test_what_somebody_put_off_is_not_brought_forward(
     later = world.now() + timedelta(days=2)
     control(LAKE, Action.RUN_AT, [task_id], at=later)
     with database.writing() as connection:
-        assert not queue.bring_forward(wanted(world.now()), connection)
+        assert queue.bring_forward([wanted(world.now())], connection) == [Turn.WAITS]
     assert queue.pick(EXPIRE) == []
     world.sleep(2 * 86_400)
     # It is still the task that it was, and does no more than it would have done.
@@ -203,7 +203,7 @@ def test_one_unknown_task_and_nothing_is_done(
 ) -> None:
     claim = picked(queue, world.now())
     before = active(database)
-    for scope, more in ((LAKE, [UUID(int=5)]), (OTHER, [])):
+    for scope, more in ((LAKE, [UUID(int=5)]), (OTHER, []), (Scope(), [])):
         with pytest.raises(RequestRefused, match="there is no task") as error:
             control(scope, action, [claim.task_id, *more])
         assert (error.value.name, error.value.code) == ("TaskNotFoundError", 404)
@@ -222,3 +222,20 @@ def test_limits_of_a_request(database: Database, control: Control, world: World)
         assert (error.value.name, error.value.code) == (name, 400)
     with pytest.raises(RequestRefused, match="needs scheduled-for"):
         control(LAKE, Action.RUN_AT, [UUID(int=1)])
+
+
+@pytest.mark.parametrize("year", [1, 1969, 3000, 9999])
+def test_a_time_that_nobody_can_mean_is_refused(
+    queue: TaskQueue, database: Database, control: Control, world: World, year: int
+) -> None:
+    at = datetime(year, 12, 31, 23, 59, 59, tzinfo=UTC)
+    (task_id,) = queue.enqueue([wanted(world.now())])
+    before = active(database)
+    with pytest.raises(RequestRefused, match="years 1970 to 2999") as error:
+        control(LAKE, Action.RUN_AT, [task_id], at=at)
+    assert (error.value.name, error.value.code) == ("BadRequest", 400)
+    with pytest.raises(RequestRefused, match="years 1970 to 2999"):
+        queue.schedule(wanted(at, 2, origin=Origin.MANUAL))
+    assert active(database) == before
+    for fine in (datetime(1970, 1, 1, tzinfo=UTC), datetime(2999, 12, 31, tzinfo=UTC)):
+        control(LAKE, Action.RUN_AT, [task_id], at=fine)

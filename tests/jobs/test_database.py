@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -17,18 +17,27 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 
 from lakewarden.errors import ErrorKind, LakewardenError, Refused, StorageError, UsageError
+from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import VERSION_TABLE, Database, migrate, open_database
-from lakewarden.jobs.migrations.versions import v0001_tasks
+from lakewarden.jobs.listing import TaskLists
+from lakewarden.jobs.migrations.versions import (
+    v0001_tasks,
+    v0002_fixed_times,
+    v0003_failures,
+    v0004_log_by_end,
+)
 from lakewarden.jobs.queue import TaskQueue
-from lakewarden.jobs.schema import METADATA, TASK, TOKEN
-from lakewarden.jobs.tasks import Failure
+from lakewarden.jobs.schema import ENTITY, METADATA, SLOT, TASK, TOKEN, WAREHOUSE
+from lakewarden.jobs.tasks import EntityType, Failure, FixedBy, Turn
+from lakewarden.jobs.warehouses import FoundTable, Warehouses
 from lakewarden.world import SystemChance, SystemClock
-from tests.jobs.small import EXPIRE, active, logged, picked, wanted
+from tests.jobs.small import EXPIRE, LAKE, active, logged, picked, wanted
 
 if TYPE_CHECKING:
     from tests.postgres import PostgresServer
 
 SECRET = "hunter2"
+_OLD_SLOT = ("slot", "fence", "ran_at")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -123,15 +132,60 @@ def test_a_database_of_the_first_release_keeps_what_it_has(empty: str) -> None:
         }  # fmt: skip
         connection.execute(sa.insert(new).values(row))
         connection.execute(sa.text(f"INSERT INTO slot VALUES ('{task.slot}', 7, NULL, NULL)"))
+        lake = {"id": task.scope.warehouse_id, "project_id": task.scope.project_id, "name": "l"}
+        place = {"kind": "iceberg", "location": "c", "access": {}, "created_at": now}
+        connection.execute(sa.insert(WAREHOUSE).values(lake | place))
+        table: dict[str, object] = {
+            "id": task.entity.id, "warehouse_id": task.scope.warehouse_id, "type": "table",
+            "name": ["db", "é"], "key": '["db", "é"]', "target": "t", "properties": {},
+            "created_at": now, "active": True,
+        }  # fmt: skip
+        given = sa.Table("entity", sa.MetaData(), *(sa.Column(n, ENTITY.c[n].type) for n in table))
+        connection.execute(sa.insert(given).values(table))
     engine.dispose()
     assert migrate(empty)[0] == "0001"
     database = open_database(empty)
     queue = TaskQueue(database, SystemChance())
     with database.writing() as connection:
         sooner = replace(task, scheduled_for=now - timedelta(hours=1))
-        assert queue.bring_forward(sooner, connection)
+        assert queue.bring_forward([sooner], connection) == [Turn.SOONER]
     (claim,) = queue.pick(EXPIRE)
     assert (claim.task_id, claim.fence) == (row["task_id"], 8)
+    found = FoundTable(("db", "é"), EntityType.TABLE, "elsewhere")
+    assert task.scope.warehouse_id is not None
+    (known,) = Warehouses(database, SystemChance()).refresh(task.scope.warehouse_id, [found])
+    assert (known.id, known.target) == (task.entity.id, "elsewhere")
+    database.close()
+
+
+def test_what_was_said_of_times_is_kept(empty: str) -> None:
+    engine = sa.create_engine(empty)
+    now = SystemClock().now()
+    with engine.begin() as connection:
+        with Operations.context(MigrationContext.configure(connection)):
+            for step in (v0001_tasks, v0002_fixed_times, v0003_failures, v0004_log_by_end):
+                step.upgrade()
+        connection.execute(sa.text(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32))"))
+        connection.execute(sa.text(f"INSERT INTO {VERSION_TABLE} VALUES ('0004')"))
+        kinds = {**dict(TASK.c), "fixed": sa.Column("fixed", sa.Boolean)}
+        for number, fixed in ((1, True), (2, False)):
+            row = {
+                "task_id": UUID(int=number), "attempt": 0, "project_id": LAKE.project_id,
+                "queue_name": EXPIRE, "entity_type": "table", "slot": f"s{number}",
+                "status": "SCHEDULED", "scheduled_for": now, "fence": 0, "progress": 0.0,
+                "task_data": {}, "origin": "commit", "created_at": now, "fixed": fixed,
+            }  # fmt: skip
+            given = sa.Table("task", sa.MetaData(), *(sa.Column(n, kinds[n].type) for n in row))
+            connection.execute(sa.insert(given).values(row))
+        slot = sa.Table("slot", sa.MetaData(), *(sa.Column(n, SLOT.c[n].type) for n in _OLD_SLOT))
+        connection.execute(sa.insert(slot).values(slot="s1", fence=1, ran_at=now))
+    engine.dispose()
+    assert migrate(empty)[0] == "0004"
+    database = open_database(empty)
+    assert [row.fixed_by for row in active(database)] == [FixedBy.PERSON, None]
+    with database.reading() as connection:
+        (kept,) = connection.execute(sa.select(SLOT)).all()
+    assert kept.ran_at == kept.done_at == now
     database.close()
 
 
@@ -265,3 +319,41 @@ def test_who_may_not_do_it_is_told(postgres: PostgresServer, postgres_template: 
     url = postgres.url(name).replace("lakewarden@", "guest@")
     with pytest.raises(StorageError, match="permission denied"):
         open_database(url)
+
+
+@pytest.mark.parametrize(
+    ("zone", "at"),
+    [
+        ("Europe/Berlin", datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)),
+        ("America/New_York", datetime(1, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_a_server_in_another_time_zone_returns_every_time(
+    postgres: PostgresServer, postgres_template: str, zone: str, at: datetime
+) -> None:
+    name = postgres.database(template=postgres_template)
+    postgres.run(f"ALTER DATABASE {name} SET timezone = '{zone}'")
+    # What the address says besides is heard, too.
+    database = open_database(f"{postgres.url(name)}&options=-c%20statement_timeout%3D12345")
+    queue, lists = TaskQueue(database, SystemChance()), TaskLists(database)
+    queue.enqueue([wanted(at, 1), wanted(SystemClock().now(), 2)])
+    assert at in {one.scheduled_for for one in lists.page(LAKE).tasks}
+    assert [one.number for one in lists.counts()] == [2]
+    claims = queue.pick(EXPIRE, limit=2)
+    assert len(claims) == (1 if at.year == 9999 else 2)
+    TaskControl(database).control(LAKE, Action.CANCEL, [one.task_id for one in active(database)])
+    assert active(database) == []
+    with database.reading() as connection:
+        assert connection.scalar(sa.text("SHOW statement_timeout")) == "12345ms"
+    database.close()
+
+
+def test_no_error_repeats_what_was_to_be_stored(database: Database) -> None:
+    row = {"id": UUID(int=1), "name": SECRET, "role": "read", "hash": b"1"}
+    new = sa.insert(TOKEN).values(row | {"created_at": database.clock.now()})
+    with database.writing() as connection:
+        connection.execute(new)
+    with pytest.raises(sa.exc.IntegrityError) as error, database.writing() as connection:
+        connection.execute(new)
+    # The driver's own words are another matter: PostgreSQL's tell which key was taken.
+    assert SECRET not in str(error.value).replace(str(error.value.orig), "")

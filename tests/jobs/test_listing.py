@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from datetime import timedelta
+from itertools import pairwise
 from uuid import UUID
 
 import pytest
@@ -17,7 +18,18 @@ from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import RequestRefused
 from lakewarden.jobs.tasks import Entity, EntityType, Failure, Scope, TaskStatus
 from lakewarden.testing.simulation import World
-from tests.jobs.small import EXPIRE, LAKE, ORPHANS, OTHER, picked, table, wanted
+from tests.jobs.small import (
+    EXPIRE,
+    LAKE,
+    ORPHANS,
+    OTHER,
+    explained,
+    fill_log,
+    picked,
+    reads_all,
+    table,
+    wanted,
+)
 
 
 @pytest.fixture
@@ -59,6 +71,26 @@ def test_pages_come_to_an_end_and_show_each_task_once(
     assert sorted(found) == sorted(made)
     created = [task.created_at for task in lists.page(LAKE).tasks]
     assert created == sorted(created, reverse=True)
+
+
+def test_a_page_is_read_from_an_index(lists: TaskLists, database: Database) -> None:
+    fill_log(database)
+    page = lists.page(LAKE, size=10)
+    whole = [one.task_id for one in lists.page(LAKE, size=1000).tasks]
+    assert ids(page) == whole[:10]
+    assert ids(lists.page(LAKE, size=10, token=page.next_token)) == whole[10:20]
+    plans = explained(
+        database,
+        lambda: (lists.page(LAKE, size=10), lists.page(LAKE, size=10, token=page.next_token)),
+    )
+    assert len(plans) == 2
+    for plan in plans:
+        assert "ix_task_log_warehouse_id_created_at_task_id" in plan, plan
+        assert not reads_all(plan), plan
+        # What is sorted is what the index has given for a page, never the log.
+        for line, below in pairwise(line for line in plan.splitlines() if "Key:" not in line):
+            assert "Sort" not in line or "task_log" not in below, plan
+            assert "USE TEMP B-TREE" not in below or "task_log" not in line, plan
 
 
 def test_a_full_last_page_has_no_token(queue: TaskQueue, lists: TaskLists, world: World) -> None:
@@ -139,7 +171,7 @@ def test_filters_leave_what_fits(queue: TaskQueue, lists: TaskLists, world: Worl
     assert found(status=[TaskStatus.SUCCESS, TaskStatus.SCHEDULED]) == [three, two, one]
     assert found(queues=[EXPIRE]) == [three, one]
     assert found(queues=["nonsense"]) == []
-    assert found(queues=[]) == found(entities=[]) == []
+    assert found(queues=[]) == found(entities=[]) == found(status=[]) == []
     assert found(entities=[table(1), table(2)]) == [two, one]
     assert found(entities=[whole]) == []
     assert found(created_after=start + timedelta(seconds=10)) == [three, two]
@@ -179,7 +211,7 @@ def test_details_tell_of_the_attempt_that_runs_and_those_before(
     assert [one.attempt for one in details.attempts] == [3, 2, 1]
     third = details.attempts[0]
     assert (third.message, third.progress, third.details) == ("broken 3", 0.3, {"files": 3})
-    assert (third.duration_seconds, third.failure) == (2.0, Failure.TRANSIENT)
+    assert third.duration_seconds == 2.0
     assert [one.attempt for one in lists.details(LAKE, claim.task_id, attempts=2).attempts] == [
         3,
         2,

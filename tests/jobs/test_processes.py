@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.database import Database, open_database
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.tasks import Claim, TaskStatus
 from lakewarden.world import SystemChance, SystemClock
 from tests.jobs.actors import BATCHES
-from tests.jobs.small import EXPIRE, LAKE, active, logged, wanted
+from tests.jobs.small import EXPIRE, LAKE, active, logged, store, wanted
 
 if TYPE_CHECKING:
     from tests.postgres import PostgresServer
@@ -77,7 +76,7 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def prepare(database: Database, tasks: int, heartbeat: int) -> TaskQueue:
-    ConfigStore(database).set(LAKE, EXPIRE, {}, heartbeat)
+    store(database, LAKE, EXPIRE, {}, heartbeat)
     queue = TaskQueue(database, SystemChance())
     made = queue.enqueue([wanted(CLOCK.now(), number) for number in range(1, tasks + 1)])
     assert None not in made

@@ -14,7 +14,6 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 
-from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.control import Action, TaskControl
 from lakewarden.jobs.database import Database, open_database
 from lakewarden.jobs.holding import Holding
@@ -22,10 +21,24 @@ from lakewarden.jobs.queue import BACKOFF_FIRST_SECONDS, LOST, TaskQueue
 from lakewarden.jobs.queues import OPTIMIZE, QUEUES
 from lakewarden.jobs.refusals import RequestRefused, TaskAlreadyActive, TaskTakenOver
 from lakewarden.jobs.schema import TASK
-from lakewarden.jobs.tasks import Beat, Failure, Origin, Scope, Signal, TaskStatus
+from lakewarden.jobs.tasks import Beat, Extent, Failure, Origin, Scope, Signal, TaskStatus, Turn
 from lakewarden.testing.simulation import World
 from lakewarden.world import SystemChance, SystemClock
-from tests.jobs.small import EXPIRE, LAKE, ORPHANS, OTHER, active, logged, picked, wanted
+from tests.jobs.small import (
+    EXPIRE,
+    LAKE,
+    ORPHANS,
+    OTHER,
+    active,
+    explained,
+    fill_log,
+    logged,
+    picked,
+    reads_all,
+    store,
+    table,
+    wanted,
+)
 
 if TYPE_CHECKING:
     from tests.postgres import PostgresServer
@@ -168,9 +181,7 @@ def test_a_batch_is_no_larger_than_asked_for(queue: TaskQueue, world: World) -> 
 
 
 def test_a_claim_tells_all_that_a_worker_needs(queue: TaskQueue, world: World) -> None:
-    ConfigStore(queue.database).set(
-        LAKE, EXPIRE, {"min-snapshots-to-keep": 3, "max-ref-age-ms": None}, 77
-    )
+    store(queue.database, LAKE, EXPIRE, {"min-snapshots-to-keep": 3, "max-ref-age-ms": None}, 77)
     made = wanted(world.now(), reason="20 can go", data={"a": {"b": None}}, origin=Origin.MANUAL)
     (task_id,) = queue.enqueue([made])
     world.sleep(5)
@@ -182,19 +193,29 @@ def test_a_claim_tells_all_that_a_worker_needs(queue: TaskQueue, world: World) -
     assert claim.heartbeat_seconds == 77
     assert claim.scheduled_for == made.scheduled_for
     assert claim.picked_up_at == world.now()
-    assert claim.previous_run_at is None
+    assert claim.looked_at is claim.done_at is None
 
 
 def test_the_next_run_knows_when_the_last_one_ended(queue: TaskQueue, world: World) -> None:
-    queue.succeed(picked(queue, world.now()), rate=12.5)
+    queue.succeed(picked(queue, world.now()))
     ended = world.now()
     world.sleep(60)
     again = picked(queue, world.now())
-    assert again.previous_run_at == ended
+    assert again.looked_at == again.done_at == ended
     queue.fail(again, "broken", Failure.PERMANENT)
     world.sleep(60)
     third = picked(queue, world.now())
-    assert third.previous_run_at == ended
+    assert third.looked_at == third.done_at == ended
+    # A dry run does not do what is to be done, and one that was skipped not even look.
+    queue.succeed(third, extent=Extent.LOOKED)
+    looked = world.now()
+    world.sleep(60)
+    fourth = picked(queue, world.now())
+    assert (fourth.looked_at, fourth.done_at) == (looked, ended)
+    queue.succeed(fourth, extent=Extent.SKIPPED)
+    world.sleep(60)
+    fifth = picked(queue, world.now())
+    assert (fifth.looked_at, fifth.done_at) == (looked, ended)
 
 
 def test_an_unknown_queue_is_told_with_those_there_are(queue: TaskQueue) -> None:
@@ -344,6 +365,39 @@ def test_a_batch_goes_on_without_what_others_have(queue: TaskQueue, world: World
 # -- done ----------------------------------------------------------------------------------------
 
 
+def test_what_failed_attempts_have_deleted_since_a_table_was_done_is_known(
+    queue: TaskQueue, database: Database, world: World
+) -> None:
+    def attempt(number: int, size: int, name: str = ORPHANS) -> None:
+        claim = picked(queue, world.now(), number, name)
+        queue.fail(claim, "broken", Failure.PERMANENT, result={"deleted_bytes": size})
+        world.sleep(60)
+
+    attempt(1, 1)
+    queue.succeed(picked(queue, world.now(), 1, ORPHANS))
+    world.sleep(60)
+    attempt(1, 10)
+    queue.succeed(picked(queue, world.now(), 1, ORPHANS), extent=Extent.LOOKED)
+    attempt(1, 100)
+    attempt(2, 1000)
+    attempt(1, 5000, EXPIRE)
+    claim = picked(queue, world.now(), 3, ORPHANS)
+    queue.fail(claim, "no result")
+    claims = [replace(claim, entity=table(number)) for number in (1, 2, 3)]
+    assert queue.deleted_before(claims) == {table(1).id: 110, table(2).id: 1000, table(3).id: 0}
+    assert queue.deleted_before([]) == {}
+
+
+def test_no_look_at_one_table_reads_the_whole_log(queue: TaskQueue, database: Database) -> None:
+    claim = picked(queue, database.clock.now(), 1, ORPHANS)
+    fill_log(database)
+    plans = explained(database, lambda: (queue.deleted_before([claim]), queue.had_company(claim)))
+    assert len(plans) == 2
+    for plan in plans:
+        assert "ix_task_log_slot_ended_at" in plan, plan
+        assert not reads_all(plan), plan
+
+
 def test_success_ends_a_task_and_queues_the_next(
     queue: TaskQueue, database: Database, world: World
 ) -> None:
@@ -352,10 +406,10 @@ def test_success_ends_a_task_and_queues_the_next(
     queue.heartbeat(claim, 0.4)
     world.sleep(0.5)
     later = wanted(world.now() + timedelta(days=3), reason="by then")
-    queue.succeed(claim, "3 went", result={"count": 3}, rate=1.5, successor=later)
+    queue.succeed(claim, "3 went", result={"count": 3}, successor=later)
     (row,) = logged(database)
     assert (row.status, row.message, row.result) == (TaskStatus.SUCCESS, "3 went", {"count": 3})
-    assert (row.progress, row.duration_seconds, row.rate, row.final) == (1.0, 90.5, 1.5, True)
+    assert (row.progress, row.duration_seconds, row.final) == (1.0, 90.5, True)
     assert row.ended_at == world.now()
     (following,) = active(database)
     assert (following.parent_task_id, following.reason) == (claim.task_id, "by then")
@@ -492,7 +546,8 @@ def test_a_task_is_brought_forward_but_never_put_off(
 
     def bring(days: int) -> bool:
         with database.writing() as connection:
-            return queue.bring_forward(wanted(now + timedelta(days=days), reason="new"), connection)
+            sooner = wanted(now + timedelta(days=days), reason="new")
+            return queue.bring_forward([sooner], connection) == [Turn.SOONER]
 
     assert [bring(6), bring(5), bring(2), bring(3)] == [False, False, True, False]
     (row,) = active(database)
@@ -506,6 +561,6 @@ def test_what_somebody_asked_for_or_was_tried_is_not_brought_forward(
     queue.schedule(wanted(now + timedelta(days=5), 1, origin=Origin.MANUAL))
     queue.fail(picked(queue, now, 2), "not yet")
     with database.writing() as connection:
-        assert not queue.bring_forward(wanted(now, 1), connection)
-        assert not queue.bring_forward(wanted(now, 2), connection)
-        assert not queue.bring_forward(wanted(now, 3), connection)
+        turns = queue.bring_forward([wanted(now, number) for number in (1, 2, 3)], connection)
+    # Of the third there is no task, or not any more.
+    assert turns == [Turn.WAITS, Turn.WAITS, Turn.BEGUN]

@@ -27,7 +27,7 @@ from lakewarden.jobs.tokens import Audit, Role, Tokens
 from lakewarden.jobs.warehouses import Access, FoundTable, WarehouseKind, Warehouses
 from lakewarden.testing.simulation import World
 from lakewarden.world import SystemChance
-from tests.jobs.small import EXPIRE, LAKE, ORPHANS, active, logged, picked, wanted
+from tests.jobs.small import EXPIRE, LAKE, ORPHANS, active, logged, picked, store, wanted
 
 SECRET = "hunter2"
 ACCESS = Access({"secret_access_key": SECRET}, {"token": SECRET})
@@ -134,7 +134,7 @@ def test_a_warehouse_with_tasks_is_not_forgotten(
 ) -> None:
     made = warehouses.register("lake", WarehouseKind.LANCE, "s3://b/lake")
     scope = Scope(warehouse_id=made.id)
-    ConfigStore(queue.database).set(scope, EXPIRE, {"min-snapshots-to-keep": 2})
+    store(queue.database, scope, EXPIRE, {"min-snapshots-to-keep": 2})
     (task,) = queue.enqueue([wanted(world.now(), scope=scope)])
     assert task is not None
     with pytest.raises(RequestRefused) as error:
@@ -299,35 +299,57 @@ def test_names_with_dots_are_not_mixed_up(warehouses: Warehouses) -> None:
 # -- configs -------------------------------------------------------------------------------------
 
 
+def test_a_table_with_a_long_name_is_one_like_others(
+    queue: TaskQueue, warehouses: Warehouses, world: World
+) -> None:
+    lake = warehouses.register("l", WarehouseKind.ICEBERG, "c").id
+    scope = Scope(warehouse_id=lake)
+    # Nothing that could be made shorter, and no end that tells them apart.
+    word = "".join(f"{world.below(1 << 60):x}" for _ in range(2000))
+    names = [("db", "short"), ("db", f"{word}1"), ("db", f"{word}2")]
+    told = [FoundTable(name, EntityType.TABLE, f"iceberg://c/{'.'.join(name)}") for name in names]
+    made = warehouses.refresh(lake, told)
+    assert {one.name: one.target for one in made} == {one.name: one.target for one in told}
+    again = warehouses.refresh(lake, [replace(one, properties={"a": "b"}) for one in told])
+    assert {one.id for one in again} == {one.id for one in made}
+    commits = Commits(queue)
+    markers = {one.id: f"{one.target}/metadata/{one.name[1]}.json" for one in made}
+    commits.record(scope, [Change(one, marker, world.now()) for one, marker in markers.items()])
+    assert commits.unseen(scope, markers) == []
+    assert (
+        len(queue.enqueue([NewTask(EXPIRE, scope, one.entity, world.now()) for one in made])) == 3
+    )
+    assert {claim.entity.name for claim in queue.pick(EXPIRE, limit=3)} == set(names)
+
+
 def test_a_config_is_read_as_it_was_written(database: Database) -> None:
-    store = ConfigStore(database)
-    assert store.get(LAKE, EXPIRE) == store.get(LAKE, "nonsense") == StoredConfig()
-    store.set(LAKE, EXPIRE, {"max-ref-age-ms": None, "min-snapshots-to-keep": 3}, 300)
-    assert store.get(LAKE, EXPIRE) == StoredConfig(
+    configs = ConfigStore(database)
+    assert configs.get(LAKE, EXPIRE) == configs.get(LAKE, "nonsense") == StoredConfig()
+    store(database, LAKE, EXPIRE, {"max-ref-age-ms": None, "min-snapshots-to-keep": 3}, 300)
+    assert configs.get(LAKE, EXPIRE) == StoredConfig(
         {"max-ref-age-ms": None, "min-snapshots-to-keep": 3}, 300
     )
     # As a whole, but for the heartbeat time, which stays.
-    store.set(LAKE, EXPIRE, {"min-snapshots-to-keep": 2})
-    assert store.get(LAKE, EXPIRE) == StoredConfig({"min-snapshots-to-keep": 2}, 300)
-    assert store.get(LAKE, ORPHANS) == StoredConfig()
+    store(database, LAKE, EXPIRE, {"min-snapshots-to-keep": 2})
+    assert configs.get(LAKE, EXPIRE) == StoredConfig({"min-snapshots-to-keep": 2}, 300)
+    assert configs.get(LAKE, ORPHANS) == StoredConfig()
 
 
 def test_a_config_that_cannot_be_used_changes_nothing(database: Database) -> None:
-    store = ConfigStore(database)
-    store.set(LAKE, ORPHANS, {"dry-run": True})
+    configs = ConfigStore(database)
+    store(database, LAKE, ORPHANS, {"dry-run": True})
     for config, seconds in (({"dry-run": "no"}, None), ({}, 0), ({}, -5), ({}, 2**62)):
         with pytest.raises(RequestRefused) as error:
-            store.set(LAKE, ORPHANS, config, seconds)
+            store(database, LAKE, ORPHANS, config, seconds)
         assert error.value.name == "InvalidQueueConfig"
-    assert store.get(LAKE, ORPHANS) == StoredConfig({"dry-run": True})
+    assert configs.get(LAKE, ORPHANS) == StoredConfig({"dry-run": True})
 
 
 def test_configs_are_set_where_their_tasks_are(database: Database) -> None:
-    store = ConfigStore(database)
-    store.set(Scope(), TASK_LOG_CLEANUP, {"retention-period": "P7D"})
+    store(database, Scope(), TASK_LOG_CLEANUP, {"retention-period": "P7D"})
     for scope, queue in ((LAKE, TASK_LOG_CLEANUP), (Scope(), EXPIRE)):
         with pytest.raises(RequestRefused) as error:
-            store.set(scope, queue, {})
+            store(database, scope, queue, {})
         assert error.value.name == "QueueNotFound"
 
 
@@ -424,8 +446,8 @@ def test_old_tasks_are_forgotten_and_the_next_cleanup_is_queued(
 def test_how_long_tasks_are_remembered_can_be_set(
     queue: TaskQueue, database: Database, world: World
 ) -> None:
-    ConfigStore(database).set(
-        Scope(), TASK_LOG_CLEANUP, {"retention-period": "PT1H", "cleanup-period": "P3D"}
+    store(
+        database, Scope(), TASK_LOG_CLEANUP, {"retention-period": "PT1H", "cleanup-period": "P3D"}
     )
     cleanup = LogCleanup(queue)
     cleanup.ensure()

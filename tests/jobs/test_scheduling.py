@@ -90,7 +90,15 @@ def test_an_interval_is_between_a_day_and_the_maximum(
     assert more <= found
 
 
-def test_orphans_have_gathered_since_the_last_run_or_since_the_table_is_known() -> None:
+def test_a_dry_run_sees_no_rate_whatever_failed_attempts_have_deleted() -> None:
+    decision = after_orphan_run(OrphanRun(GIB, DAY), replace(ORPHANS, dry_run=True), NOW)
+    assert decision.rate == 0
+    assert interval(decision) == 90 * DAY
+
+
+def test_orphans_have_gathered_since_the_last_run_that_deleted_or_since_there_is_the_table() -> (
+    None
+):
     created = NOW - days(2)
     assert gathered_seconds(NOW, NOW - days(9), table_created_at=created) == 9 * DAY
     assert gathered_seconds(NOW, None, table_created_at=created) == 2 * DAY

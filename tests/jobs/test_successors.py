@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -10,18 +11,18 @@ import lance
 import pyarrow as pa
 import pytest
 
-from lakewarden.jobs.config import ExpireSettings
+from lakewarden.jobs.config import ExpireSettings, OrphanSettings
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.discovery import NewPlace
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.scheduling import expire_versions
 from lakewarden.jobs.sources import Source, open_source
-from lakewarden.jobs.successors import after_expiry
-from lakewarden.jobs.tasks import NewTask, Origin
+from lakewarden.jobs.successors import after_expiry, after_orphans
+from lakewarden.jobs.tasks import Claim, NewTask, Origin, Turn
 from lakewarden.jobs.warehouses import Access, TableEntity, WarehouseKind
 from lakewarden.testing.simulation import World
 from lakewarden.world import SystemClock
-from tests.jobs.small import EXPIRE, LAKE, picked
+from tests.jobs.small import EXPIRE, LAKE, ORPHANS, picked
 
 DAY = timedelta(days=1)
 SETTINGS = ExpireSettings.of({}, {"min-snapshots-to-expire": 2})
@@ -47,7 +48,28 @@ def known(source: Source, now: datetime) -> TableEntity:
 
 def brought_forward(queue: TaskQueue, database: Database, task: NewTask) -> bool:
     with database.writing() as connection:
-        return queue.bring_forward(task, connection)
+        return queue.bring_forward([task], connection) == [Turn.SOONER]
+
+
+def test_orphans_gather_through_dry_runs_and_since_the_oldest_version(
+    queue: TaskQueue, world: World, source: Source
+) -> None:
+    settings = OrphanSettings.of({}, {"target-reclaim-bytes": 1000})
+    # Known for a moment, written ten days ago.
+    now = SystemClock().now() + 10 * DAY
+    table = known(source, now)
+    look = source.look(table)
+
+    def rate(claim: Claim) -> float:
+        found = after_orphans(claim, table, look, settings, 10 * 86_400, now).decision.rate
+        assert found is not None
+        return found
+
+    claim = picked(queue, world.now(), name=ORPHANS)
+    assert rate(claim) == pytest.approx(1.0, rel=0.01)
+    dry = replace(claim, looked_at=now - DAY)
+    assert rate(dry) == pytest.approx(1.0, rel=0.01)
+    assert rate(replace(dry, done_at=now - 5 * DAY)) == pytest.approx(2.0)
 
 
 def test_versions_that_refs_hold_make_no_run_of_every_commit(

@@ -12,13 +12,13 @@ from uuid import UUID
 
 import pytest
 
-from lakewarden.jobs.config_store import ConfigStore
 from lakewarden.jobs.queues import REMOVE_ORPHAN_FILES
 from lakewarden.jobs.tasks import Claim, Failure, Signal
 from lakewarden.testing import invariants
 from lakewarden.testing.processes import end, lakewarden_command, running
 from lakewarden.world import SystemClock
 from tests.jobs.lab import Lab, Registered, lance_orphans, lance_table
+from tests.jobs.small import store
 from tests.jobs.test_worker import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -46,7 +46,7 @@ def table(tmp_path: Path) -> Path:
 def task(lab: Lab, table: Path) -> tuple[Registered, UUID]:
     warehouse = lab.lance(table.parent)
     config = {"enable-remove-orphan-files": True}
-    ConfigStore(lab.database).set(warehouse.scope, REMOVE_ORPHAN_FILES, config, HEARTBEAT)
+    store(lab.database, warehouse.scope, REMOVE_ORPHAN_FILES, config, HEARTBEAT)
     (made,) = warehouse.ask(REMOVE_ORPHAN_FILES)
     return warehouse, made
 

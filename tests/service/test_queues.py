@@ -84,6 +84,20 @@ def test_a_heartbeat_time_stays_until_another_is_set(service: Service) -> None:
     assert service.get(path).json()[name] == 30
 
 
+def test_a_config_that_says_the_same_is_taken_and_audited(service: Service) -> None:
+    lake = service.warehouse()
+    path, body = path_of(lake, "optimize"), {"queue-config": {"enable-optimize": True}}
+    assert service.post(path, body).status_code == 204
+    Commits(service.parts.queue).record(
+        lake.scope, [Change(table, "m1", service.world.now()) for table in lake.tables]
+    )
+    before = len(service.get("/audit").json()["entries"])
+    assert service.post(path, body).status_code == 204
+    assert len(service.get("/audit").json()["entries"]) == before + 1
+    seen = dict.fromkeys(lake.tables, "m1")
+    assert Commits(service.parts.queue).unseen(lake.scope, seen) == []
+
+
 @pytest.mark.parametrize(
     ("queue", "config"),
     [

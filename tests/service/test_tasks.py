@@ -435,6 +435,14 @@ def test_an_action_that_is_none_is_refused(lake: Lake, action: Any) -> None:
     refusal(answer, 422, "UnprocessableEntity")
 
 
+@pytest.mark.parametrize("year", ["0001", "9999"])
+def test_a_time_that_nobody_can_mean_is_refused(lake: Lake, year: str) -> None:
+    at, task = f"{year}-12-31T23:59:59Z", lake.schedule()
+    answer = lake.control("run-at", task, **{"scheduled-for": at})
+    assert "years 1970 to 2999" in refusal(answer, 400, "BadRequest")
+    assert lake.details(task)["status"] == "SCHEDULED"
+
+
 # -- the project ---------------------------------------------------------------------------------
 
 
@@ -459,7 +467,7 @@ def test_tasks_of_the_project_are_controlled(service: Service) -> None:
     (claim,) = service.parts.queue.pick("task_log_cleanup")
     assert str(claim.task_id) == task["task-id"]
     body["task-ids"] = [SOMEBODY]
-    refusal(service.post("/project/task/control", body), 404, "TaskNotFound")
+    refusal(service.post("/project/task/control", body), 404, "TaskNotFoundError")
 
 
 def test_the_one_project_has_a_name_and_others_are_not_there(service: Service) -> None:

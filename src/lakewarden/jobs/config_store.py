@@ -42,27 +42,17 @@ class ConfigStore:
 
     def set(
         self,
-        scope: Scope,
-        queue: str,
-        config: object,
-        max_seconds_since_last_heartbeat: int | None = None,
-    ) -> None:
-        """Replace a config as a whole.  Without a heartbeat time the one that was set stays.
-
-        Tasks see it when they are picked; one that runs does not.
-        """
-        with self.database.writing() as connection:
-            self.set_with(connection, scope, queue, config, max_seconds_since_last_heartbeat)
-
-    def set_with(
-        self,
         connection: sa.Connection,
         scope: Scope,
         queue: str,
         config: object,
         max_seconds_since_last_heartbeat: int | None = None,
-    ) -> None:
-        """Do the same within a transaction of the caller's."""
+    ) -> bool:
+        """Replace a config as a whole, and tell whether it is another than before.
+
+        Without a heartbeat time the one that was set stays.  Tasks see it when they are picked; one that
+        runs does not.
+        """
         kind = queue_kind(queue)
         if kind.of_project != (scope.warehouse_id is None):
             whose = "project" if kind.of_project else "warehouse"
@@ -79,6 +69,12 @@ class ConfigStore:
                 f"max-seconds-since-last-heartbeat must be from 1 to {HEARTBEAT_SECONDS_MAX}",
                 ErrorKind.QUEUE_CONFIG,
             )
+        before = read_config(connection, scope, queue)
+        if (kept, seconds or before.max_seconds_since_last_heartbeat) == (
+            before.config,
+            before.max_seconds_since_last_heartbeat,
+        ):
+            return False
         told = {"config": kept, "updated_at": self.database.moment(connection)}
         if seconds is not None:
             told["max_seconds_since_last_heartbeat"] = seconds
@@ -88,14 +84,17 @@ class ConfigStore:
         connection.execute(
             new.on_conflict_do_update(index_elements=["scope_id", "queue_name"], set_=told)
         )
+        return True
 
 
 def read_config(connection: sa.Connection, scope: Scope, queue: str) -> StoredConfig:
-    row = connection.execute(
-        sa.select(TASK_CONFIG).where(
-            TASK_CONFIG.c.scope_id == scope.config_id, TASK_CONFIG.c.queue_name == queue
-        )
-    ).one_or_none()
-    if row is None:
-        return StoredConfig()
-    return StoredConfig(row.config, row.max_seconds_since_last_heartbeat)
+    return read_configs(connection, scope).get(queue, StoredConfig())
+
+
+def read_configs(connection: sa.Connection, scope: Scope) -> dict[str, StoredConfig]:
+    """Return what was stored for each queue of a scope."""
+    query = sa.select(TASK_CONFIG).where(TASK_CONFIG.c.scope_id == scope.config_id)
+    return {
+        row.queue_name: StoredConfig(row.config, row.max_seconds_since_last_heartbeat)
+        for row in connection.execute(query)
+    }

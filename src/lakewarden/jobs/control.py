@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from lakewarden.jobs.database import Database
 from lakewarden.jobs.listing import task_not_found
-from lakewarden.jobs.refusals import bad_request
+from lakewarden.jobs.locks import lock_slots
+from lakewarden.jobs.refusals import bad_request, check_time
 from lakewarden.jobs.schema import TASK, TASK_LOG
-from lakewarden.jobs.tasks import Failure, Origin, Scope, TaskStatus
+from lakewarden.jobs.tasks import Failure, FixedBy, Origin, Scope, TaskStatus
 from lakewarden.jobs.transitions import Ending, Row, end, log, requeue
 
 TASKS_MAX = 100
@@ -61,6 +63,8 @@ class TaskControl:
             raise bad_request(
                 "BadRequest", f"{action} {'needs' if at is None else 'takes no'} scheduled-for"
             )
+        if at is not None:
+            check_time(at)
         if not task_ids:
             return
         with self.database.writing(joined) as connection:
@@ -72,6 +76,7 @@ class TaskControl:
             # In one order, so that two requests do not wait for each other.
             rows = connection.execute(active.order_by(TASK.c.task_id).with_for_update()).all()
             _check_known(connection, scope, set(task_ids) - {row.task_id for row in rows})
+            lock_slots(connection, [row.slot for row in rows])
             now = self.database.moment(connection)
             for row in rows:
                 _act(connection, row, action, now if at is None else at, now)
@@ -88,7 +93,7 @@ def _check_known(connection: sa.Connection, scope: Scope, missing: set[UUID]) ->
     )
     unknown = missing - set(connection.scalars(ended))
     if unknown:
-        raise task_not_found(Scope(scope.project_id, scope.warehouse_id), sorted(unknown))
+        raise task_not_found(sorted(unknown))
 
 
 def _act(connection: sa.Connection, row: Row, action: Action, at: datetime, now: datetime) -> None:
@@ -110,10 +115,9 @@ def _act(connection: sa.Connection, row: Row, action: Action, at: datetime, now:
                 log(connection, row, ending, now, final=False)
             if status is not TaskStatus.RUNNING:
                 requeue(connection, row, at, now)
-                # Who wants a task now wants it to do what it can.  Who put it off, perhaps to mend a
-                # setting first, has time until then.
-                now_or_then = (
-                    {"origin": Origin.MANUAL} if action is Action.RUN_NOW else {"fixed": True}
-                )
+                stands: dict[str, Any] = {"fixed_by": FixedBy.PERSON}
+                if action is Action.RUN_NOW:
+                    # Who wants a task now wants it to do what it can.
+                    stands["origin"] = Origin.MANUAL
                 mine = TASK.c.task_id == row.task_id
-                connection.execute(sa.update(TASK).where(mine).values(now_or_then))
+                connection.execute(sa.update(TASK).where(mine).values(stands))

@@ -9,12 +9,12 @@ that is passed to `open_database` replaces either, for simulations.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from alembic import command
@@ -40,8 +40,17 @@ _MISTAKES = (
 )
 #: PostgreSQL's word for it; it is for the operator to mend.
 _NO_PRIVILEGE = "42501"
+#: Its words for two that waited for each other, of whom it has ended one.
+_COLLISIONS = frozenset({"40P01", "40001"})
+_TRIES = 5
 #: Any number, as long as nobody else takes it: only one migration runs at a time.
 _MIGRATION_LOCK = 7_115_203_811
+
+Answer = TypeVar("Answer")
+
+
+class CollisionError(StorageError):
+    """A transaction was ended in favour of another.  Nothing of it was done; it may go well now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,17 @@ class Database:
         engine = self.engine.execution_options(**{_IMMEDIATE: True})
         with translated(), engine.begin() as connection:
             yield connection
+
+    def transact(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+        """Do something in a transaction, and all of it again if it was ended in favour of another."""
+        for left in reversed(range(_TRIES)):
+            try:
+                with self.writing() as connection:
+                    return work(connection)
+            except CollisionError:
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
 
     def moment(self, connection: sa.Connection) -> datetime:
         """Return what time it is, by the clock that decides."""
@@ -212,7 +232,7 @@ def _engine(url: str) -> sa.Engine:
     try:
         address = sa.make_url(re.sub("^postgres(ql)?://", "postgresql+psycopg://", url))
         # A server that was restarted leaves connections that only look alive.
-        engine = sa.create_engine(address, pool_pre_ping=True)
+        engine = sa.create_engine(address, pool_pre_ping=True, hide_parameters=True)
     except (sa.exc.ArgumentError, ImportError, ValueError) as error:
         raise _unusable(type(error).__name__) from None
     if engine.dialect.name not in {"sqlite", "postgresql"}:
@@ -223,6 +243,8 @@ def _engine(url: str) -> sa.Engine:
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _prepare)
         sa.event.listen(engine, "begin", _begin)
+    else:
+        sa.event.listen(engine, "connect", _speak_utc)
     return engine
 
 
@@ -246,6 +268,18 @@ def _prepare(connection: Any, _record: object) -> None:
     cursor.close()
 
 
+def _speak_utc(connection: Any, _record: object) -> None:
+    """Let times be told in UTC: in the server's own zone some have no name that Python knows.
+
+    Not as an option of the address, where it would stand for others that are given there or in the
+    environment, and which some poolers refuse.
+    """
+    cursor = connection.cursor()
+    cursor.execute("SET TIME ZONE 'UTC'")
+    cursor.close()
+    connection.commit()
+
+
 def _begin(connection: sa.Connection) -> None:
     immediate = connection.get_execution_options().get(_IMMEDIATE)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
@@ -260,8 +294,14 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
-        if isinstance(error, _MISTAKES) and getattr(error.orig, "sqlstate", None) != _NO_PRIVILEGE:
+        state = getattr(getattr(error, "orig", None), "sqlstate", None)
+        if isinstance(error, _MISTAKES) and state != _NO_PRIVILEGE:
             raise
+        if state in _COLLISIONS:
+            raise CollisionError(
+                ErrorKind.STORAGE,
+                "the service's database ended this in favour of something else; try again",
+            ) from None
         said = " ".join(str(getattr(error, "orig", None) or type(error).__name__).split())[:200]
         raise StorageError(
             ErrorKind.STORAGE,

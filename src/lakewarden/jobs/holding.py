@@ -22,7 +22,7 @@ from lakewarden.errors import ErrorKind, Interrupted, StorageError
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import TaskTakenOver
 from lakewarden.jobs.secrets import each_text, without_secrets
-from lakewarden.jobs.tasks import Beat, Claim, Failure, NewTask, Signal, TaskStatus
+from lakewarden.jobs.tasks import Beat, Claim, Extent, Failure, NewTask, Signal, TaskStatus
 from lakewarden.world import Clock
 
 _LOG = logging.getLogger("lakewarden.jobs")
@@ -194,7 +194,7 @@ class Holding:
         message: str,
         result: Mapping[str, Any],
         *,
-        rate: float | None = None,
+        extent: Extent = Extent.DONE,
         successor: NewTask | None = None,
         along: Callable[[sa.Connection], None] | None = None,
     ) -> None:
@@ -203,7 +203,7 @@ class Holding:
 
         def report() -> None:
             self.queue.succeed(
-                claim, words, result=told, rate=rate, successor=successor, along=along
+                claim, words, result=told, extent=extent, successor=successor, along=along
             )
             _LOG.info("%s is done: %s", _named(claim), words)
 

@@ -22,7 +22,6 @@ from lakewarden.jobs.tasks import (
     Attempt,
     Entity,
     EntityType,
-    Failure,
     Origin,
     Scope,
     TaskDetails,
@@ -35,11 +34,12 @@ PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1000
 FILTER_MAX = 100
 ATTEMPTS_SHOWN = 5
+TASK_NOT_FOUND = "TaskNotFoundError"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFilter:
-    """Which tasks to list.  None means all; an empty sequence of queues or entities, none."""
+    """Which tasks to list.  None means all; an empty sequence, none."""
 
     status: Sequence[TaskStatus] | None = None
     queues: Sequence[str] | None = None
@@ -92,23 +92,19 @@ class TaskLists:
     ) -> Page:
         """Return a page of a scope's tasks."""
         wanted = wanted or TaskFilter()
-        if wanted.queues is not None and not wanted.queues:
-            return Page((), None)
-        if wanted.entities is not None and not wanted.entities:
+        chosen = (wanted.status, wanted.queues, wanted.entities)
+        if any(one is not None and not one for one in chosen):
             return Page((), None)
         after = None if not token else read_token(token)
         number = PAGE_SIZE if size is None else min(max(size, 1), PAGE_SIZE_MAX)
+        # One more than asked for tells whether there is another page.  Each table's newest are read from
+        # an index, and only they are sorted.
         parts = [
-            _infos(table).where(*_conditions(table, scope, wanted, after))
+            _newest(_infos(table).where(*_conditions(table, scope, wanted, after)), table.c, number)
             for table in (TASK, TASK_LOG)
         ]
-        union = sa.union_all(*parts).subquery()
-        newest = (
-            sa.select(union)
-            .order_by(union.c.created_at.desc(), union.c.task_id.desc())
-            # One more than asked for tells whether there is another page.
-            .limit(number + 1)
-        )
+        union = sa.union_all(*(sa.select(part.subquery()) for part in parts)).subquery()
+        newest = _newest(sa.select(union), union.c, number)
         with self.database.reading() as connection:
             rows = connection.execute(newest).all()
         tasks = tuple(_info(row) for row in rows[:number])
@@ -143,7 +139,9 @@ class TaskLists:
                 _attempts(earlier, attempts),
             )
         if active is None:
-            raise task_not_found(scope, [task_id])
+            # Lakekeeper's own name for it, at this one address.
+            name = "TaskNotFound" if scope.warehouse_id is None else TASK_NOT_FOUND
+            raise task_not_found([task_id], name)
         earlier = [row for row in logged if row.attempt < active.attempt or _waits(active)]
         return TaskDetails(
             _info(active),
@@ -168,9 +166,8 @@ class TaskLists:
             ]
 
 
-def task_not_found(scope: Scope, task_ids: Sequence[UUID]) -> Exception:
+def task_not_found(task_ids: Sequence[UUID], name: str = TASK_NOT_FOUND) -> Exception:
     """Return the error for tasks that are not in a scope; others' tasks are not told of."""
-    name = "TaskNotFound" if scope.warehouse_id is None else "TaskNotFoundError"
     which = ", ".join(str(task_id) for task_id in task_ids[:3])
     return not_found(name, f"there is no task {which} here; /task/list shows those there are")
 
@@ -194,7 +191,7 @@ def _conditions(
     found = [_within(table, scope)]
     if table is TASK_LOG:
         found.append(table.c.final)
-    if wanted.status:
+    if wanted.status is not None:
         found.append(table.c.status.in_(wanted.status))
     if wanted.queues is not None:
         found.append(table.c.queue_name.in_(wanted.queues))
@@ -206,6 +203,8 @@ def _conditions(
         found.append(table.c.created_at <= wanted.created_before)
     if after is not None:
         made, task_id = after
+        # The first says nothing new, but it is what an index can begin with.
+        found.append(table.c.created_at <= made)
         found.append(
             sa.or_(
                 table.c.created_at < made,
@@ -232,6 +231,10 @@ _LISTED = (
 def _infos(table: sa.Table) -> sa.Select[Any]:
     changed = table.c.updated_at if table is TASK else table.c.ended_at
     return sa.select(*(table.c[name] for name in _LISTED), changed.label("updated_at"))
+
+
+def _newest(query: sa.Select[Any], columns: Any, number: int) -> sa.Select[Any]:
+    return query.order_by(columns.created_at.desc(), columns.task_id.desc()).limit(number + 1)
 
 
 def _info(row: Row, updated_at: datetime | None = None) -> TaskInfo:
@@ -270,7 +273,6 @@ def _attempts(rows: Sequence[Row], number: int) -> tuple[Attempt, ...]:
             created_at=row.ended_at,
             progress=row.progress,
             details=row.result if row.result is not None else row.execution_details,
-            failure=None if row.failure is None else Failure(row.failure),
         )
         for row in rows[:number]
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -25,23 +25,27 @@ import sqlalchemy as sa
 
 from lakewarden.errors import StorageError
 from lakewarden.jobs.database import Database
-from lakewarden.jobs.queues import QueueKind, queue_kind
-from lakewarden.jobs.refusals import TaskAlreadyActive, TaskTakenOver
-from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG, Document
+from lakewarden.jobs.locks import lock_slots
+from lakewarden.jobs.queues import QUEUES, QueueKind, queue_kind
+from lakewarden.jobs.refusals import TaskAlreadyActive, TaskTakenOver, check_time
+from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG, Document, Moment
 from lakewarden.jobs.tasks import (
     HELD,
     Beat,
     Claim,
+    Extent,
     Failure,
     NewTask,
     Origin,
     Signal,
     TaskStatus,
+    Turn,
 )
 from lakewarden.jobs.transitions import (
     CHUNK,
     Ending,
     Row,
+    bring_forward,
     end,
     entity_of,
     insert,
@@ -59,6 +63,7 @@ BACKOFF_FIRST_SECONDS = 30.0
 _OUTCOME_TRIES = 5
 _OUTCOME_PAUSE_SECONDS = 1.0
 _STEPS = 1 << 20
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 LOST = "Attempt timed out."
 
@@ -89,6 +94,7 @@ class TaskQueue:
 
     def schedule(self, task: NewTask, *, joined: sa.Connection | None = None) -> UUID:
         """Add a task that somebody asked for, or raise TaskAlreadyActive."""
+        check_time(task.scheduled_for)
         with self.database.writing(joined) as connection:
             (made,) = self.enqueue([task], connection=connection)
             if made is None:
@@ -96,35 +102,13 @@ class TaskQueue:
                 raise TaskAlreadyActive(connection.scalar(active))
         return made
 
-    def bring_forward(self, task: NewTask, connection: sa.Connection) -> bool:
-        """Let the task in this slot run as early as `task` would, for the same reason.
+    def bring_forward(self, tasks: Sequence[NewTask], connection: sa.Connection) -> list[Turn]:
+        """Let the task in each one's slot run as early as it would, for the same reason.
 
         Only a task that no attempt was made at is moved, never to a later time, and not if somebody
         asked for it, or if somebody or the run before has said when it is to run.
         """
-        sooner = (
-            sa.update(TASK)
-            .where(
-                TASK.c.slot == task.slot,
-                TASK.c.status == TaskStatus.SCHEDULED,
-                TASK.c.attempt == 0,
-                TASK.c.origin != Origin.MANUAL,
-                ~TASK.c.fixed,
-                TASK.c.scheduled_for > task.scheduled_for,
-            )
-            .values(
-                scheduled_for=task.scheduled_for,
-                reason=task.reason,
-                origin=task.origin,
-                updated_at=self.database.moment(connection),
-            )
-        )
-        return bool(connection.execute(sooner).rowcount)
-
-    def is_waiting(self, task: NewTask, connection: sa.Connection) -> bool:
-        """Tell whether an attempt in this slot is still to begin: it sees all that is there by then."""
-        waiting = sa.exists().where(TASK.c.slot == task.slot, TASK.c.status == TaskStatus.SCHEDULED)
-        return bool(connection.scalar(sa.select(waiting)))
+        return bring_forward(connection, tasks, self.database.moment(connection))
 
     # -- out of the queue ------------------------------------------------------------------------
 
@@ -135,7 +119,8 @@ class TaskQueue:
         `one_warehouse`, that of the oldest, leave the others to whoever is free.
         """
         kind = queue_kind(queue)
-        with self.database.writing() as connection:
+
+        def take(connection: sa.Connection) -> list[Claim]:
             now = self.database.moment(connection)
             due = _due(kind, now)
             if one_warehouse:
@@ -144,11 +129,14 @@ class TaskQueue:
                     return []
                 due = due.where(TASK.c.warehouse_id == first.warehouse_id)
             found = connection.execute(due.limit(limit)).all()
+            lock_slots(connection, [row.slot for row in found])
             rows = [row for row in found if not self._is_over(connection, row, kind, now)]
             if not rows:
                 return []
             slots = start(connection, rows, now)
             return [_claim(row, slots[row.slot], now) for row in rows]
+
+        return self.database.transact(take)
 
     def _is_over(self, connection: sa.Connection, row: Row, kind: QueueKind, now: datetime) -> bool:
         """End the attempt of a worker that is lost, and tell whether it was the task's last one."""
@@ -174,28 +162,44 @@ class TaskQueue:
         """Do the same for all tasks of a batch, in one transaction."""
         # By id, as others do who lock several: nobody waits for one that waits for them.
         ordered = sorted(beats, key=lambda beat: beat.claim.task_id)
-        with self.database.writing() as connection:
+
+        def tell(connection: sa.Connection) -> dict[UUID, Signal]:
             _renew(connection, ordered, self.database.moment(connection))
             return _signals(connection, [beat.claim for beat in ordered])
+
+        return self.database.transact(tell)
+
+    def now(self) -> datetime:
+        """Return what time it is, by the clock that decides."""
+        with self.database.reading() as connection:
+            return self.database.moment(connection)
 
     def had_company(self, claim: Claim) -> bool:
         """Tell whether tasks of other queues were at the same table since this attempt began.
 
         Also one that waits for its next attempt: what it has begun is not finished.
         """
-
-        def others(table: sa.Table, at: sa.ColumnElement[bool]) -> sa.Exists:
-            return sa.exists().where(
-                table.c.warehouse_id == claim.scope.warehouse_id,
-                table.c.entity_id == claim.entity.id,
-                table.c.queue_name != claim.queue,
-                at,
-            )
-
-        ended = TASK_LOG.c.ended_at >= claim.picked_up_at
-        either = sa.or_(others(TASK, TASK.c.attempt > 0), others(TASK_LOG, ended))
+        slots = [
+            NewTask(name, claim.scope, claim.entity, claim.scheduled_for).slot
+            for name in QUEUES
+            if name != claim.queue
+        ]
+        begun = sa.exists().where(TASK.c.slot.in_(slots), TASK.c.attempt > 0)
+        ended = sa.exists().where(
+            TASK_LOG.c.slot.in_(slots), TASK_LOG.c.ended_at >= claim.picked_up_at
+        )
         with self.database.reading() as connection:
-            return bool(connection.scalar(sa.select(either)))
+            return bool(connection.scalar(sa.select(sa.or_(begun, ended))))
+
+    def deleted_before(self, claims: Sequence[Claim]) -> dict[UUID, int]:
+        """Return for each table the bytes that attempts have deleted that failed since it was last done."""
+        gone: dict[UUID, int] = {}
+        with self.database.reading() as connection:
+            for first in range(0, len(claims), CHUNK):
+                slots = [claim.slot for claim in claims[first : first + CHUNK]]
+                for number, result in connection.execute(failed_since_done(slots)):
+                    gone[number] = gone.get(number, 0) + (result or {}).get("deleted_bytes", 0)
+        return gone
 
     # -- done ------------------------------------------------------------------------------------
 
@@ -205,30 +209,29 @@ class TaskQueue:
         message: str | None = None,
         *,
         result: Mapping[str, Any] | None = None,
-        rate: float | None = None,
+        extent: Extent = Extent.DONE,
         successor: NewTask | None = None,
         along: Callable[[sa.Connection], None] | None = None,
     ) -> None:
-        """End the task.  `rate` is what the run saw, in bytes per second, for the next one to know.
+        """End the task.  Only a run that looked at the table counts as one, and ends a wait after a failure.
 
-        What is to be done `along` with it, and the successor, if its slot is free then, are parts of
-        the same transaction, which may be tried several times.  Raises TaskTakenOver
+        What is to be done `along` with it, which comes first, and the successor, if its slot is free then,
+        are parts of the same transaction, which may be tried several times.  Raises TaskTakenOver
         if the attempt is not this worker's any more; reporting the same again is fine.
         """
-        ending = Ending(TaskStatus.SUCCESS, message, None, result, rate)
+        ending = Ending(TaskStatus.SUCCESS, message, None, result)
 
         def write(connection: sa.Connection, row: Row, now: datetime) -> None:
-            if along is not None:
-                along(connection)
             end(connection, row, ending, now)
-            ran: dict[str, Any] = {"ran_at": now, "failed_at": None}
-            ran |= {} if rate is None else {"rate": rate}
-            connection.execute(sa.update(SLOT).where(SLOT.c.slot == row.slot).values(ran))
+            if extent is not Extent.SKIPPED:
+                ran = {"ran_at": now, "failed_at": None}
+                ran |= {"done_at": now} if extent is Extent.DONE else {}
+                connection.execute(sa.update(SLOT).where(SLOT.c.slot == row.slot).values(ran))
             if successor is not None:
                 following = replace(successor, parent_id=claim.task_id)
                 insert(connection, [following], now, self.chance)
 
-        self._report(claim, ending, write)
+        self._report(claim, ending, write, along)
 
     def fail(
         self,
@@ -263,12 +266,15 @@ class TaskQueue:
         claim: Claim,
         ending: Ending,
         write: Callable[[sa.Connection, Row, datetime], None],
+        along: Callable[[sa.Connection], None] | None = None,
     ) -> bool:
         """Write down how an attempt ended, once, and tell whether the task ended with it."""
         mine = sa.select(TASK).where(_held_by(claim)).with_for_update()
         for tries in range(1, _OUTCOME_TRIES + 1):
             try:
                 with self.database.writing() as connection:
+                    if along is not None:
+                        along(connection)
                     row = connection.execute(mine).one_or_none()
                     if row is not None:
                         write(connection, row, self.database.moment(connection))
@@ -299,6 +305,20 @@ def _held_by(claim: Claim) -> sa.ColumnElement[bool]:
         TASK.c.attempt == claim.attempt,
         TASK.c.fence == claim.fence,
         TASK.c.status.in_(HELD),
+    )
+
+
+def failed_since_done(slots: Sequence[str]) -> sa.Select[tuple[UUID, Any]]:
+    """Return a query for the tables and results of attempts that failed since the slots were last done."""
+    since = sa.func.coalesce(SLOT.c.done_at, sa.literal(_EPOCH, Moment))
+    return (
+        sa.select(TASK_LOG.c.entity_id, TASK_LOG.c.result)
+        .join(SLOT, SLOT.c.slot == TASK_LOG.c.slot)
+        .where(
+            SLOT.c.slot.in_(slots),
+            TASK_LOG.c.ended_at > since,
+            TASK_LOG.c.status == TaskStatus.FAILED,
+        )
     )
 
 
@@ -339,7 +359,8 @@ def _claim(row: Row, slot: Row, now: datetime) -> Claim:
         reason=row.reason,
         data=row.task_data,
         config=row.config or {},
-        previous_run_at=slot.ran_at,
+        looked_at=slot.ran_at,
+        done_at=slot.done_at,
     )
 
 

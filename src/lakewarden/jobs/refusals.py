@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from uuid import UUID
 
 from lakewarden.errors import Conflict, ErrorKind, LakewardenError, Refused
+
+#: Times outside are slips of the pen, and the ends of the calendar lie in other years elsewhere.
+_EARLIEST, _END = datetime(1970, 1, 1, tzinfo=UTC), datetime(3000, 1, 1, tzinfo=UTC)
 
 
 class RequestRefused(Refused):
@@ -49,6 +53,13 @@ class TaskAlreadyActive(RequestRefused):
 
 def bad_request(name: str, message: str, kind: ErrorKind = ErrorKind.USAGE) -> RequestRefused:
     return RequestRefused(kind, name, 400, message)
+
+
+def check_time(at: datetime) -> None:
+    """Refuse a time for a task that nobody can mean."""
+    if not _EARLIEST <= at < _END:
+        years = f"{_EARLIEST.year} to {_END.year - 1}"
+        raise bad_request("BadRequest", f"scheduled-for must be in the years {years}, in UTC")
 
 
 def not_found(name: str, message: str) -> RequestRefused:

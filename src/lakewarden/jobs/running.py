@@ -29,9 +29,8 @@ from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
 from lakewarden.jobs.refusals import RequestRefused
 from lakewarden.jobs.reporting import Reporting, failure_at_table, unforeseen
-from lakewarden.jobs.schema import TASK_LOG
 from lakewarden.jobs.sources import IcebergCatalog, Look, OwnTables, Source, open_source
-from lakewarden.jobs.tasks import Claim, Failure, Origin, TaskStatus
+from lakewarden.jobs.tasks import Claim, Extent, Failure, Origin
 from lakewarden.jobs.warehouses import TableEntity, Warehouses
 from lakewarden.maintenance.deleting import Passage
 from lakewarden.maintenance.optimize import Row
@@ -207,7 +206,8 @@ class Runner:
                 # Whoever asked for its tasks was faster than whoever deleted it, by a little.
                 for claim in claims:
                     told = results.skipped(error.message)
-                    holding.succeed(claim, "the warehouse is gone", told)
+                    skipped = Extent.SKIPPED
+                    holding.succeed(claim, "the warehouse is gone", told, extent=skipped)
                 return
             around = Neighbourhood.of(self.warehouses, info, access)
             holding.hide(claims, around.hide)
@@ -260,7 +260,7 @@ class Runner:
             self.warehouses.forget_commit(connection, claim.entity.id)
 
         told = results.skipped(error.message)
-        holding.succeed(claim, "the table is gone", told, along=forget)
+        holding.succeed(claim, "the table is gone", told, extent=Extent.SKIPPED, along=forget)
 
     def _look(self, source: Source, claim: Claim) -> InHand | RequestRefused:
         """Return what applies to a table now, or why its queue does not concern it."""
@@ -418,7 +418,7 @@ class Runner:
         few: Collection[str],
     ) -> None:
         """Report what is done, with the next run if it is known when that is worthwhile."""
-        source, now = planned.source, self.queue.database.clock.now()
+        source, now = planned.source, holding.patiently(self.queue.now)
         planned.refresh()
 
         expiring = {k: h for k, h in fine.items() if isinstance(h.settings, ExpireSettings)}
@@ -434,7 +434,7 @@ class Runner:
         following = dict(zip(expiring, decided, strict=True))
         kept = planned.kept_because(idle)
         orphans = [h.claim for h in fine.values() if isinstance(h.settings, OrphanSettings)]
-        before = holding.patiently(partial(self._deleted_before, orphans))
+        before = holding.patiently(partial(self.queue.deleted_before, orphans))
         for key, hand in fine.items():
             row, receipt = planned.rows[key], done.get(key)
             result = _result(hand, row, receipt)
@@ -442,7 +442,9 @@ class Runner:
             if isinstance(hand.settings, OrphanSettings):
                 message = results.orphans_message(result)
                 gone = before.get(hand.table.id, 0) + result["deleted_bytes"]
-                after = successors.after_orphans(hand.claim, hand.table, hand.settings, gone, now)
+                after = successors.after_orphans(
+                    hand.claim, hand.table, hand.look, hand.settings, gone, now
+                )
             else:
                 message, after = results.expiry_message(result), following[key]
             if key in few:
@@ -459,25 +461,8 @@ class Runner:
             message += results.kept_message(result)
             result |= results.scheduled(after.decision, after.at)
             holding.succeed(
-                hand.claim, message, result, rate=after.decision.rate, successor=after.task
+                hand.claim, message, result, extent=_extent(hand, row), successor=after.task
             )
-
-    def _deleted_before(self, claims: Sequence[Claim]) -> dict[UUID, int]:
-        """Return the bytes that attempts that failed have deleted since each table's last good run."""
-        since = {claim.entity.id: claim.previous_run_at for claim in claims}
-        gone: dict[UUID, int] = {}
-        if not claims:
-            return gone
-        failed = sa.select(TASK_LOG.c.entity_id, TASK_LOG.c.ended_at, TASK_LOG.c.result).where(
-            TASK_LOG.c.warehouse_id == claims[0].scope.warehouse_id,
-            TASK_LOG.c.queue_name == claims[0].queue,
-            TASK_LOG.c.status == TaskStatus.FAILED,
-        )
-        with self.queue.database.reading() as connection:
-            for number, ended, result in connection.execute(failed):
-                if number in since and (since[number] is None or ended > since[number]):
-                    gone[number] = gone.get(number, 0) + (result or {}).get("deleted_bytes", 0)
-        return gone
 
     def _optimize(self, holding: Holding, group: Group, settings: OptimizeSettings) -> None:
         """Optimize all tables of a group, some at a time; those whose task has ended are left."""
@@ -508,7 +493,7 @@ class Runner:
         if row.error is not None:
             holding.fail(hand.claim, row.error, results.failure_of(row.error_kind), result)
             return
-        now = self.queue.database.clock.now()
+        now = holding.patiently(self.queue.now)
         after = successors.after_optimize(hand.claim, hand.table, settings, row, now)
         result |= results.scheduled(after.decision, after.at)
         holding.succeed(hand.claim, results.optimize_message(row), result, successor=after.task)
@@ -516,7 +501,8 @@ class Runner:
 
 def _report_excluded(holding: Holding, claim: Claim, refusal: RequestRefused) -> None:
     told = results.skipped(f"{refusal.name}: {refusal.message}")
-    holding.succeed(claim, f"nothing was done: {refusal.message}", told)
+    words = f"nothing was done: {refusal.message}"
+    holding.succeed(claim, words, told, extent=Extent.SKIPPED)
 
 
 def _groups(source: Source, hands: Sequence[InHand]) -> Iterator[Group]:
@@ -542,6 +528,13 @@ def _is_few(row: TablePlan, hand: InHand) -> bool:
 def _is_idle(row: TablePlan) -> bool:
     """Tell whether no version goes."""
     return row.skipped is not None or not row.removal.old_versions_removed
+
+
+def _extent(hand: InHand, row: TablePlan) -> Extent:
+    if row.skipped is not None:
+        return Extent.SKIPPED
+    dry = isinstance(hand.settings, OrphanSettings) and hand.settings.dry_run
+    return Extent.LOOKED if dry else Extent.DONE
 
 
 def _result(hand: InHand, row: TablePlan, receipt: TableReceipt | None) -> dict[str, Any]:

@@ -57,24 +57,25 @@ class OrphanRun:
 
     #: Bytes that were deleted; none in a dry run, and files of unknown size count as none.
     deleted_bytes: int
-    #: How long they had gathered: since the run before.
+    #: How long they had gathered: since the last run that deleted.
     seconds: float
 
 
 def gathered_seconds(
-    now: datetime, previous_run_at: datetime | None, *, table_created_at: datetime
+    now: datetime, done_at: datetime | None, *, table_created_at: datetime
 ) -> float:
     """Return how long orphans had gathered when a run found them.
 
-    Before the first run nobody looked: since the table is known.
+    Since the last run that deleted, for a dry run leaves them; before the first, since there is the table.
     """
-    since = table_created_at if previous_run_at is None else previous_run_at
+    since = table_created_at if done_at is None else done_at
     return max((now - since).total_seconds(), 1.0)
 
 
 def after_orphan_run(run: OrphanRun, settings: OrphanSettings, now: datetime) -> Decision:
     """Return when to look for orphans again."""
-    rate = run.deleted_bytes / max(run.seconds, 1.0)
+    # What failed attempts have deleted before a dry run counts when the next one deletes.
+    rate = 0.0 if settings.dry_run else run.deleted_bytes / max(run.seconds, 1.0)
     ceiling = settings.maximum_interval_seconds
     if rate == 0:
         words = "a dry run deletes nothing" if settings.dry_run else "no orphan bytes were found"

@@ -133,16 +133,17 @@ ENTITY = sa.Table(
     ),
     sa.Column("type", Word, nullable=False),
     sa.Column("name", Document, nullable=False),
-    # The name in one piece, for the unique key.
-    sa.Column("key", Words(1024), nullable=False),
-    sa.Column("target", Words(2048), nullable=False),
+    # The name in one piece, and its SHA-256 for the unique key: no index bears names of any length.
+    sa.Column("key", Words, nullable=False),
+    sa.Column("key_hash", sa.LargeBinary(32), nullable=False),
+    sa.Column("target", Words, nullable=False),
     sa.Column("properties", Document, nullable=False),
     # Which commit was seen last, in the words of whoever told of it.
-    sa.Column("marker", Words(2048)),
+    sa.Column("marker", Words),
     sa.Column("changed_at", Moment),
     sa.Column("created_at", Moment, nullable=False),
     sa.Column("active", sa.Boolean, nullable=False),
-    sa.UniqueConstraint("warehouse_id", "key"),
+    sa.UniqueConstraint("warehouse_id", "key_hash"),
 )
 
 
@@ -181,8 +182,8 @@ TASK = sa.Table(
     # When others may take it over, unless its worker is heard of.
     sa.Column("stale_at", Moment),
     sa.Column("updated_at", Moment),
-    # Whether its time stands: no commit brings it forward.
-    sa.Column("fixed", sa.Boolean, nullable=False, server_default=sa.false()),
+    # Who said that its time stands: no commit brings it forward.
+    sa.Column("fixed_by", Word),
     sa.UniqueConstraint("slot"),
     sa.Index(None, "queue_name", "scheduled_for", "task_id"),
     sa.Index(None, "warehouse_id", "created_at", "task_id"),
@@ -199,12 +200,12 @@ TASK_LOG = sa.Table(
     sa.Column("message", Words),
     sa.Column("failure", Word),
     sa.Column("result", Document),
-    # What the run saw, in bytes per second: for people, nothing reads it.
-    sa.Column("rate", sa.Double),
     # Whether the task ended with this attempt.
     sa.Column("final", sa.Boolean, nullable=False),
     sa.Index(None, "warehouse_id", "created_at", "task_id"),
     sa.Index(None, "project_id", "ended_at"),
+    # What happened to one table.
+    sa.Index(None, "slot", "ended_at"),
     # For the numbers, which are of all projects.
     sa.Index(None, "ended_at"),
 )
@@ -222,9 +223,9 @@ SLOT = sa.Table(
     METADATA,
     sa.Column("slot", Words(256), primary_key=True),
     sa.Column("fence", sa.BigInteger, nullable=False),
+    # When the last run ended that looked at the table, and the last that did all its work: no dry run.
     sa.Column("ran_at", Moment),
-    # As in the log.
-    sa.Column("rate", sa.Double),
+    sa.Column("done_at", Moment),
     # When the last task failed, if none has succeeded since.
     sa.Column("failed_at", Moment),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -52,6 +52,8 @@ _TARGET_BYTES = 512 << 20
 _LARGE_ENOUGH = 0.75
 #: Digits of a manifest's name where the newest comes first.
 _DIGITS = 20
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_END_MS = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,16 @@ class Look:
     history: SnapshotHistory | None = None
     versions: Sequence[datetime] | None = None
     fragmentation: Fragmentation | None = None
+
+    @property
+    def oldest(self) -> datetime | None:
+        """Return when the oldest version was written that the table still has."""
+        if self.history is not None:
+            written = [one.timestamp_ms for one in self.history.snapshots]
+            # Times that no calendar has tell nothing.
+            fine = [at for at in written if 0 <= at < _END_MS]
+            return _EPOCH + timedelta(milliseconds=min(fine)) if fine else None
+        return min(self.versions or (), default=None)
 
 
 class Place(Protocol):

@@ -17,8 +17,8 @@ from lakewarden.jobs.scheduling import (
     expire_versions,
     gathered_seconds,
 )
-from lakewarden.jobs.sources import Source
-from lakewarden.jobs.tasks import Claim, NewTask, Origin
+from lakewarden.jobs.sources import Look, Source
+from lakewarden.jobs.tasks import Claim, FixedBy, NewTask, Origin
 from lakewarden.jobs.warehouses import TableEntity
 from lakewarden.maintenance.optimize import Row
 
@@ -41,12 +41,17 @@ class Next:
 def after_orphans(
     claim: Claim,
     table: TableEntity,
+    look: Look,
     settings: OrphanSettings,
     deleted_bytes: int,
     now: datetime,
 ) -> Next:
-    """Look again when enough will have gathered, at the rate that this run saw."""
-    seconds = gathered_seconds(now, claim.previous_run_at, table_created_at=table.created_at)
+    """Look again when enough will have gathered, at the rate that this run saw.
+
+    A table is as old as the oldest version that it has, or as long as it is known, whichever is longer.
+    """
+    created = min(look.oldest or table.created_at, table.created_at)
+    seconds = gathered_seconds(now, claim.done_at, table_created_at=created)
     decision = after_orphan_run(OrphanRun(deleted_bytes, seconds), settings, now)
     return _next(claim, table, decision, decision.at)
 
@@ -85,7 +90,7 @@ def after_expiry(
     held = Decision(
         now + _DAY, f"{decision.reason}; tags, branches or clones hold what the last run has left"
     )
-    return _next(claim, table, held, held.at, fixed=True)
+    return _next(claim, table, held, held.at, fixed_by=FixedBy.RUN)
 
 
 def after_optimize(
@@ -106,11 +111,17 @@ def _next(
     decision: Decision,
     at: datetime | None,
     *,
-    fixed: bool = False,
+    fixed_by: FixedBy | None = None,
 ) -> Next:
     if at is None:
         return Next(decision)
     task = NewTask(
-        claim.queue, claim.scope, table.entity, at, Origin.ADAPTIVE, decision.reason, fixed=fixed
+        claim.queue,
+        claim.scope,
+        table.entity,
+        at,
+        Origin.ADAPTIVE,
+        decision.reason,
+        fixed_by=fixed_by,
     )
     return Next(decision, task)

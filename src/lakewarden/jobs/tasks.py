@@ -52,6 +52,15 @@ class Origin(StrEnum):
     STANDING = "standing"
 
 
+class FixedBy(StrEnum):
+    """Who said when a task is to run, so that no commit brings it forward."""
+
+    #: Somebody put it off, perhaps to mend a setting first.
+    PERSON = "person"
+    #: The run before found that no commit makes a difference until then; another config may.
+    RUN = "run"
+
+
 class Failure(StrEnum):
     """What kind of failure ended an attempt, which decides whether there is another one."""
 
@@ -67,6 +76,16 @@ class Failure(StrEnum):
     LOST = "lost"
 
 
+class Extent(StrEnum):
+    """How much of its work a task did that succeeded."""
+
+    #: None: nobody looked at the table.
+    SKIPPED = "skipped"
+    #: Nothing was to change, as in a dry run.
+    LOOKED = "looked"
+    DONE = "done"
+
+
 class Signal(StrEnum):
     """What a worker hears when it says that it is alive."""
 
@@ -75,6 +94,16 @@ class Signal(StrEnum):
     STOP = "stop"
     #: End, and report nothing: the task was cancelled, or somebody else has it.
     NOT_ACTIVE = "not_active"
+
+
+class Turn(StrEnum):
+    """What becomes of a slot's task if it is wanted sooner."""
+
+    SOONER = "sooner"
+    #: As it was; its next attempt, which is still to begin, sees all that is there by then.
+    WAITS = "waits"
+    #: Runs, or has just ended: it may have seen less.
+    BEGUN = "begun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +134,11 @@ class Entity:
     name: tuple[str, ...] | None = None
 
 
+def _slot(scope: Scope, entity: Entity, queue: str) -> str:
+    number = "-" if entity.id is None else entity.id
+    return f"{scope.slots}{entity.type}/{number}/{queue}"
+
+
 @dataclass(frozen=True, slots=True)
 class NewTask:
     """A task that is wanted."""
@@ -118,14 +152,13 @@ class NewTask:
     reason: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     parent_id: UUID | None = None
-    #: Whether its time stands: no commit brings it forward.
-    fixed: bool = False
+    #: Who said that its time stands: no commit brings it forward.
+    fixed_by: FixedBy | None = None
 
     @property
     def slot(self) -> str:
         """Return what only one active task can have."""
-        number = "-" if self.entity.id is None else self.entity.id
-        return f"{self.scope.slots}{self.entity.type}/{number}/{self.queue}"
+        return _slot(self.scope, self.entity, self.queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +186,14 @@ class Claim:
     data: Mapping[str, Any] = field(default_factory=dict)
     #: The queue's config as it was stored when the task was picked.
     config: Mapping[str, Any] = field(default_factory=dict)
-    #: When the last successful run in this slot ended.
-    previous_run_at: datetime | None = None
+    #: When the last run in this slot ended that looked at the table, and the last that did all its work.
+    looked_at: datetime | None = None
+    done_at: datetime | None = None
+
+    @property
+    def slot(self) -> str:
+        """Return what no other active task has."""
+        return _slot(self.scope, self.entity, self.queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +239,6 @@ class Attempt:
     created_at: datetime
     progress: float
     details: Mapping[str, Any] | None
-    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,12 @@ from lakewarden.jobs.tasks import (
     Entity,
     EntityType,
     Failure,
+    FixedBy,
     NewTask,
     Origin,
     Scope,
     TaskStatus,
+    Turn,
 )
 from lakewarden.world import Chance, ordered_id
 
@@ -50,7 +52,6 @@ class Ending:
     message: str | None = None
     failure: Failure | None = None
     result: Mapping[str, Any] | None = None
-    rate: float | None = None
 
 
 def insert(
@@ -86,8 +87,56 @@ def _row(task: NewTask, now: datetime, chance: Chance) -> dict[str, Any]:
         "origin": task.origin,
         "reason": task.reason,
         "created_at": now,
-        "fixed": task.fixed,
+        "fixed_by": task.fixed_by,
     }
+
+
+def bring_forward(connection: sa.Connection, tasks: Sequence[NewTask], now: datetime) -> list[Turn]:
+    """Let tasks that are there run as early as these would, if they may, and tell what becomes of each."""
+    known: dict[str, Row] = {}
+    slots = [task.slot for task in tasks]
+    for first in range(0, len(slots), CHUNK):
+        there = sa.select(TASK).where(TASK.c.slot.in_(slots[first : first + CHUNK]))
+        known |= {row.slot: row for row in connection.execute(there)}
+    turns = [_turn(known.get(task.slot), task) for task in tasks]
+    moved = [
+        {
+            "id": known[task.slot].task_id,
+            "at": task.scheduled_for,
+            "why": task.reason,
+            "who": task.origin,
+        }
+        for task, turn in zip(tasks, turns, strict=True)
+        if turn is Turn.SOONER
+    ]
+    if moved:
+        # One by one by id, as others do who lock several; a worker may have taken one meanwhile.
+        moved.sort(key=lambda row: row["id"])
+        sooner = (
+            sa.update(TASK)
+            .where(
+                TASK.c.task_id == sa.bindparam("id"),
+                TASK.c.status == TaskStatus.SCHEDULED,
+                TASK.c.attempt == 0,
+                TASK.c.fixed_by.is_(None),
+                TASK.c.scheduled_for > sa.bindparam("at"),
+            )
+            .values(
+                scheduled_for=sa.bindparam("at"),
+                reason=sa.bindparam("why"),
+                origin=sa.bindparam("who"),
+                updated_at=now,
+            )
+        )
+        connection.execute(sooner, moved)
+    return turns
+
+
+def _turn(row: Row | None, task: NewTask) -> Turn:
+    if row is None or row.status != TaskStatus.SCHEDULED:
+        return Turn.BEGUN
+    free = row.attempt == 0 and row.origin != Origin.MANUAL and row.fixed_by is None
+    return Turn.SOONER if free and row.scheduled_for > task.scheduled_for else Turn.WAITS
 
 
 def start(connection: sa.Connection, rows: Sequence[Row], now: datetime) -> dict[str, Row]:
@@ -170,7 +219,6 @@ def log(connection: sa.Connection, row: Row, ending: Ending, now: datetime, *, f
         "message": ending.message,
         "failure": ending.failure,
         "result": None if ending.result is None else dict(ending.result),
-        "rate": ending.rate,
         "final": final,
     }
     connection.execute(sa.insert(TASK_LOG).values(values))
@@ -190,6 +238,34 @@ def make_again(connection: sa.Connection, row: Row, now: datetime, chance: Chanc
     insert(connection, [task], now, chance)
 
 
+def set_free(connection: sa.Connection, scope: Scope, queue: str) -> None:
+    """Let commits bring tasks forward whose time stands because of what the run before has found."""
+    fixed = sa.select(TASK.c.task_id).where(
+        TASK.c.warehouse_id == scope.warehouse_id,
+        TASK.c.queue_name == queue,
+        TASK.c.fixed_by == FixedBy.RUN,
+    )
+    # One by one by id, as others do who lock several.
+    tasks = [{"id": number} for number in sorted(connection.scalars(fixed))]
+    if tasks:
+        mine = sa.and_(TASK.c.task_id == sa.bindparam("id"), TASK.c.fixed_by == FixedBy.RUN)
+        connection.execute(sa.update(TASK).where(mine).values(fixed_by=None), tasks)
+
+
+def forget_failures(connection: sa.Connection, scope: Scope, queue: str) -> None:
+    """Let nothing in a queue wait any longer because something failed."""
+    failed = sa.select(SLOT.c.slot).where(
+        SLOT.c.slot.startswith(scope.slots),
+        SLOT.c.slot.endswith(f"/{queue}", autoescape=True),
+        SLOT.c.failed_at.is_not(None),
+    )
+    # One by one by key, as others do who lock several.
+    slots = [{"key": slot} for slot in sorted(connection.scalars(failed))]
+    if slots:
+        mine = SLOT.c.slot == sa.bindparam("key")
+        connection.execute(sa.update(SLOT).where(mine).values(failed_at=None), slots)
+
+
 def upsert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
     """Return an insert that can say what to do about a conflict."""
     if connection.dialect.name == "postgresql":
@@ -205,8 +281,9 @@ def _advance(connection: sa.Connection, slots: Sequence[str], now: datetime) -> 
     """
     number = (now - _EPOCH) // _MICROSECOND
     found: dict[str, Row] = {}
-    for first in range(0, len(slots), CHUNK):
-        rows = [{"slot": slot, "fence": number} for slot in slots[first : first + CHUNK]]
+    ordered = sorted(slots)
+    for first in range(0, len(ordered), CHUNK):
+        rows = [{"slot": slot, "fence": number} for slot in ordered[first : first + CHUNK]]
         new = upsert(connection, SLOT).values(rows)
         counted = new.on_conflict_do_update(
             index_elements=["slot"],

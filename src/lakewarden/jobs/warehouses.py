@@ -6,6 +6,7 @@ read by workers only; nothing that lists warehouses selects it, and its text sho
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ import sqlalchemy as sa
 
 from lakewarden.errors import ErrorKind
 from lakewarden.jobs.database import Database
+from lakewarden.jobs.locks import have_warehouse, keep_warehouse, lock_tables
 from lakewarden.jobs.refusals import RequestRefused, not_found
 from lakewarden.jobs.schema import ENTITY, SLOT, TASK, TASK_CONFIG, WAREHOUSE
 from lakewarden.jobs.tasks import DEFAULT_PROJECT, Entity, EntityType, Scope
@@ -104,6 +106,10 @@ class FoundTable:
     @property
     def key(self) -> str:
         return _key(self.name)
+
+    @property
+    def key_hash(self) -> bytes:
+        return hashlib.sha256(self.key.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,20 +269,32 @@ class Warehouses:
             return there
         # Most of the time nothing is written; and never so much that others wait for long.
         for first in range(0, len(gone), CHUNK):
-            self._deactivate(gone[first : first + CHUNK])
+            self._deactivate(warehouse_id, gone[first : first + CHUNK])
         for asked in (True, False):
             some = [one for one in news if (one.properties is not None) == asked]
             for first in range(0, len(some), CHUNK):
                 self._make_known(warehouse_id, some[first : first + CHUNK], asked=asked)
         return self.tables(warehouse_id)
 
-    def _deactivate(self, ids: Sequence[UUID]) -> None:
+    def _deactivate(self, warehouse_id: UUID, ids: Sequence[UUID]) -> None:
         away = sa.update(ENTITY).where(ENTITY.c.id.in_(ids)).values(active=False, marker=None)
-        with self.database.writing() as connection:
+
+        def write(connection: sa.Connection) -> None:
+            keep_warehouse(connection, warehouse_id)
+            lock_tables(connection, warehouse_id, ids)
             connection.execute(away)
 
+        self.database.transact(write)
+
     def _make_known(self, warehouse_id: UUID, tables: Sequence[FoundTable], *, asked: bool) -> None:
-        with self.database.writing() as connection:
+        def write(connection: sa.Connection) -> None:
+            if not have_warehouse(connection, warehouse_id):
+                return
+            known = sa.select(ENTITY.c.id).where(
+                ENTITY.c.warehouse_id == warehouse_id,
+                ENTITY.c.key_hash.in_([table.key_hash for table in tables]),
+            )
+            lock_tables(connection, warehouse_id, connection.scalars(known).all())
             now = self.database.moment(connection)
             rows = [
                 {
@@ -284,6 +302,7 @@ class Warehouses:
                     "warehouse_id": warehouse_id,
                     "name": list(table.name),
                     "key": table.key,
+                    "key_hash": table.key_hash,
                     "created_at": now,
                     "type": table.type,
                     "target": table.target,
@@ -301,8 +320,10 @@ class Warehouses:
                     else_=ENTITY.c.properties,
                 )
             connection.execute(
-                new.on_conflict_do_update(index_elements=["warehouse_id", "key"], set_=told)
+                new.on_conflict_do_update(index_elements=["warehouse_id", "key_hash"], set_=told)
             )
+
+        self.database.transact(write)
 
     def forget_commit(self, connection: sa.Connection, table_id: UUID) -> None:
         """Forget which commit was seen last, so that the table is looked at again if it is back."""

@@ -27,8 +27,6 @@ from lakewarden.jobs.tasks import ACTIVE, TaskStatus
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: A row may become visible this much later than the time it carries.
 _LATE = timedelta(seconds=60)
-#: What a result calls the bytes that are free now.
-_RECLAIMED = ("deleted_bytes", "bytes_removed")
 _SECONDS = (0.1, 1, 5, 15, 60, 300, 900, 3600, 4 * 3600)
 _REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -45,10 +43,9 @@ class _Ended:
 class Metrics:
     """The numbers of one process."""
 
-    def __init__(self, database: Database, *, reclaimed: tuple[str, ...] = _RECLAIMED) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
         self._lists = TaskLists(database)
-        self._reclaimed = reclaimed
         self._lock = Lock()
         self._registry = CollectorRegistry()
         with database.reading() as connection:
@@ -131,7 +128,7 @@ class Metrics:
         self._ended = _Ended(since, late)
 
     def _add_result(self, queue: str, result: Mapping[str, Any]) -> None:
-        reclaimed = next((result[name] for name in self._reclaimed if name in result), 0)
+        reclaimed = result.get("deleted_bytes")
         if isinstance(reclaimed, int) and reclaimed > 0:
             self._bytes.labels(queue).inc(reclaimed)
         requests = result.get("requests")
