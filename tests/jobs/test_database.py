@@ -150,7 +150,8 @@ def test_a_database_of_the_first_release_keeps_what_it_has(empty: str) -> None:
         sooner = replace(task, scheduled_for=now - timedelta(hours=1))
         assert queue.bring_forward([sooner], connection) == [Turn.SOONER]
     (claim,) = queue.pick(EXPIRE)
-    assert (claim.task_id, claim.fence) == (row["task_id"], 8)
+    assert claim.task_id == row["task_id"]
+    assert claim.fence > 7
     found = FoundTable(("db", "é"), EntityType.TABLE, "elsewhere")
     assert task.scope.warehouse_id is not None
     (known,) = Warehouses(database, SystemChance()).refresh(task.scope.warehouse_id, [found])

