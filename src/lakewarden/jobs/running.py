@@ -7,8 +7,8 @@ progress and result, and trouble with one table is that task's alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from threading import Event
@@ -21,6 +21,7 @@ from lakewarden.errors import Damaged, ErrorKind, LakewardenError, NotFound, Ref
 from lakewarden.jobs import results, successors
 from lakewarden.jobs.config import ExpireSettings, OptimizeSettings, OrphanSettings, exclusion
 from lakewarden.jobs.discovery import TOGETHER
+from lakewarden.jobs.hands import PLANNED, Doorkeeper, Group, InHand, Settings, groups
 from lakewarden.jobs.holding import End, Holding
 from lakewarden.jobs.log_cleanup import LogCleanup
 from lakewarden.jobs.neighbours import Neighbourhood
@@ -29,17 +30,15 @@ from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
 from lakewarden.jobs.refusals import RequestRefused
 from lakewarden.jobs.reporting import Reporting, failure_at_table, unforeseen
-from lakewarden.jobs.sources import IcebergCatalog, Look, OwnTables, Source, open_source
-from lakewarden.jobs.tasks import Claim, Extent, Failure, Origin
-from lakewarden.jobs.warehouses import TableEntity, Warehouses
-from lakewarden.maintenance.deleting import Passage
+from lakewarden.jobs.sources import IcebergCatalog, Source, open_source
+from lakewarden.jobs.tasks import Claim, Extent, Failure
+from lakewarden.jobs.warehouses import Warehouses
 from lakewarden.maintenance.optimize import Row
 from lakewarden.maintenance.plan import TablePlan
 from lakewarden.maintenance.removal import TableReceipt, added
 from lakewarden.maintenance.survey import Reading
 from lakewarden.model import format_duration
 from lakewarden.pipeline.frames import concurrently
-from lakewarden.warehouse.warehouse import MANIFEST
 
 #: Files that go between two questions whether this worker may go on.
 BATCH_FILES = 10_000
@@ -47,10 +46,6 @@ BATCH_FILES = 10_000
 _ATTEMPTS = 3
 #: How much the clocks of a worker and of the database may differ.
 _CLOCKS_DIFFER_MAX = timedelta(minutes=5)
-#: How far a task is when its plan is made.
-_PLANNED = 0.5
-
-Settings = ExpireSettings | OrphanSettings | OptimizeSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,97 +59,6 @@ class Engine:
     #: Keys that may be deleted in a second, None for no limit.
     rate_limit: float | None = None
     batch_files: int = BATCH_FILES
-
-
-@dataclass(frozen=True, slots=True)
-class InHand:
-    """A task with what was found out about its table when it was picked."""
-
-    claim: Claim
-    table: TableEntity
-    look: Look
-    settings: Settings
-    #: Its share of the requests that the run has made so far, by kind.
-    requests: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def min_snapshots(self) -> int:
-        """How many versions make a run worthwhile; whoever asks by hand has decided that."""
-        if not isinstance(self.settings, ExpireSettings) or self.claim.origin is Origin.MANUAL:
-            return 0
-        return self.settings.min_snapshots_to_expire
-
-    @property
-    def min_files(self) -> int | None:
-        """How many files are worth rewriting; whoever asks by hand wants what the format can do."""
-        if not isinstance(self.settings, OptimizeSettings):
-            return None
-        by_hand = self.claim.origin is Origin.MANUAL
-        return self.settings.min_files_by_hand if by_hand else self.settings.min_files
-
-    @property
-    def sharing(self) -> Hashable:
-        """Return what tables must agree in to share a run."""
-        match self.settings:
-            case ExpireSettings():
-                return replace(self.settings, min_snapshots_to_expire=self.min_snapshots)
-            case OrphanSettings():
-                return self.settings.older_than, self.settings.dry_run
-            case OptimizeSettings():
-                chosen = self.settings
-                return chosen.target_file_size_bytes, self.min_files, chosen.max_bytes
-
-
-@dataclass(frozen=True)
-class Group:
-    """Tasks that share a pipeline run."""
-
-    source: Source
-    hands: Sequence[InHand]
-
-    @property
-    def settings(self) -> Settings:
-        return self.hands[0].settings
-
-    def going(self, holding: Holding) -> Group:
-        """Return the group without tasks that have ended meanwhile."""
-        going = {one.task_id for one in holding.going([hand.claim for hand in self.hands])}
-        return replace(self, hands=[hand for hand in self.hands if hand.claim.task_id in going])
-
-
-@dataclass
-class Doorkeeper:
-    """Lets deletions pass for as long as this worker has the tables' tasks."""
-
-    holding: Holding
-    hands: Mapping[str, InHand]
-    batch_files: int | None
-    #: Files of each table that are to go, and those that are gone.
-    going: Mapping[str, int]
-    #: Tables that are left alone, whoever has their tasks.
-    left_alone: Collection[str] = ()
-    _gone: dict[str, int] = field(default_factory=dict)
-
-    def passing(self, tables: Collection[str]) -> Passage:
-        passing, until = self.holding.check([hand.claim for hand in self.hands.values()])
-        allowed = {
-            key
-            for key, hand in self.hands.items()
-            if hand.claim.task_id in passing and key not in self.left_alone
-        }
-        if allowed:
-            # What is no table's, anybody who has a task may do.
-            allowed.add(MANIFEST)
-        return Passage([key for key in tables if key in allowed], until)
-
-    def gone(self, files: Mapping[str, int]) -> None:
-        for key, number in files.items():
-            self._gone[key] = self._gone.get(key, 0) + number
-            if key in self.hands:
-                share = min(self._gone[key] / max(self.going.get(key, 0), 1), 1.0)
-                told = {"stage": "delete", "deleted_files": self._gone[key]}
-                progress = _PLANNED + (1 - _PLANNED) * share
-                self.holding.tell(self.hands[key].claim, progress, told)
 
 
 @dataclass(frozen=True)
@@ -221,7 +125,7 @@ class Runner:
                 )
                 if hand is not None
             ]
-            for group in _groups(source, hands):
+            for group in groups(source, hands):
                 mine = [hand.claim for hand in group.hands]
                 with Reporting(holding, mine, self.is_lost):
                     self._run_group(holding, group)
@@ -323,7 +227,7 @@ class Runner:
         hands = {planned.keys[hand.table.id]: hand for hand in group.hands}
         few = {key for key, hand in hands.items() if _is_few(planned.rows[key], hand)}
         for hand in group.hands:
-            holding.tell(hand.claim, _PLANNED)
+            holding.tell(hand.claim, PLANNED)
         lease = min(hand.claim.heartbeat_seconds for hand in group.hands) / 4
         together = engine.batch_files
         if engine.rate_limit is not None:
@@ -503,16 +407,6 @@ def _report_excluded(holding: Holding, claim: Claim, refusal: RequestRefused) ->
     told = results.skipped(f"{refusal.name}: {refusal.message}")
     words = f"nothing was done: {refusal.message}"
     holding.succeed(claim, words, told, extent=Extent.SKIPPED)
-
-
-def _groups(source: Source, hands: Sequence[InHand]) -> Iterator[Group]:
-    """Put tasks together that can share a run."""
-    found: dict[Hashable, list[InHand]] = {}
-    for hand in hands:
-        # In a warehouse of ours every table has its own rules for versions.
-        free = isinstance(source, OwnTables) and isinstance(hand.settings, ExpireSettings)
-        found.setdefault(None if free else hand.sharing, []).append(hand)
-    yield from (Group(source, one) for one in found.values())
 
 
 def _stop_of(holding: Holding, claim: Claim) -> End:
