@@ -10,6 +10,7 @@ PARTS names the parts for `scripts/bench`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -40,8 +41,8 @@ SECONDS = 5.0
 WARM_SECONDS = 1.0
 
 Found = dict[str, Any]
-#: Name, method, address, body.
-Request = tuple[str, str, str, Any]
+#: Name, method, address, bodies that are sent in turn.
+Request = tuple[str, str, str, list[Any]]
 
 
 def fill(url: str) -> tuple[str, list[Request]]:
@@ -63,13 +64,14 @@ def fill(url: str) -> tuple[str, list[Request]]:
     database.close()
     assert isinstance(made[0], UUID)
     base = f"/management/v1/warehouse/{lake}"
-    config = {"queue-config": {"enable-optimize": True}}
+    # The same once more would change nothing.
+    configs = [{"queue-config": {"enable-optimize": True, "min-files": n}} for n in (10, 11)]
     return token, [
-        ("info", "GET", "/management/v1/info", None),
-        ("config", "GET", f"{base}/task-queue/optimize/config", None),
-        ("details", "GET", f"{base}/task/by-id/{made[0]}", None),
-        ("list 100", "POST", f"{base}/task/list", {}),
-        ("set config", "POST", f"{base}/task-queue/optimize/config", config),
+        ("info", "GET", "/management/v1/info", [None]),
+        ("config", "GET", f"{base}/task-queue/optimize/config", [None]),
+        ("details", "GET", f"{base}/task/by-id/{made[0]}", [None]),
+        ("list 100", "POST", f"{base}/task/list", [{}]),
+        ("change config", "POST", f"{base}/task-queue/optimize/config", configs),
     ]
 
 
@@ -93,13 +95,18 @@ def serving(url: str) -> Iterator[str]:
 
 
 async def ask(address: str, token: str, request: Request, clients: int) -> Found:
-    name, method, path, body = request
-    # Written by hand: a client library would take longer than the service.
-    where, content = urlsplit(address), b"" if body is None else json.dumps(body).encode()
-    sent = (
-        f"{method} {path} HTTP/1.1\r\nhost: {where.netloc}\r\nauthorization: Bearer {token}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    ).encode() + content
+    name, method, path, bodies = request
+    where = urlsplit(address)
+
+    def written(body: Any) -> bytes:
+        # By hand: a client library would take longer than the service.
+        content = b"" if body is None else json.dumps(body).encode()
+        return (
+            f"{method} {path} HTTP/1.1\r\nhost: {where.netloc}\r\nauthorization: Bearer {token}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        ).encode() + content
+
+    turns = itertools.cycle([written(body) for body in bodies])
     took: list[float] = []
     started = time.perf_counter() + WARM_SECONDS
     ends = started + SECONDS
@@ -107,7 +114,7 @@ async def ask(address: str, token: str, request: Request, clients: int) -> Found
     async def one() -> None:
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
         while (begun := time.perf_counter()) < ends:
-            writer.write(sent)
+            writer.write(next(turns))
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 20"), head
             length = re.search(rb"content-length: (\d+)", head)

@@ -39,7 +39,7 @@ PARTS = ("jobs-tick",)
 TABLES = 1000
 KEEP = 10
 #: Single runs that are measured.
-SINGLES = 20
+SINGLES = 100
 
 Found = dict[str, Any]
 
