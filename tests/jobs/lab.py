@@ -41,11 +41,14 @@ ON = {
 DAY_MS = DAY_SECONDS * 1000
 
 
+@dataclass
 class Later(SystemClock):
-    """The machine's clock, a month ahead: what was written just now is old."""
+    """The machine's clock, ahead by so much: what was written just now is old."""
+
+    ahead: timedelta
 
     def now(self) -> datetime:
-        return super().now() + timedelta(days=30)
+        return super().now() + self.ahead
 
 
 @dataclass
@@ -76,9 +79,9 @@ class Lab:
     def runner(self) -> Runner:
         return Runner(self.queue, self.warehouses, lambda: self.engine, self.stop)
 
-    def later(self) -> None:
-        """Go on a month later."""
-        self.database = replace(self.database, clock=Later())
+    def later(self, ahead: timedelta = timedelta(days=30)) -> None:
+        """Go on so much later."""
+        self.database = replace(self.database, clock=Later(ahead))
 
     def paced(self, keys_per_second: float, batch_files: int) -> None:
         """Delete slowly, a few files between two questions."""

@@ -73,6 +73,28 @@ def test_a_shallow_clone_in_a_warehouse_of_ours_keeps_what_it_needs(
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_shallow_clone_that_a_warehouse_of_ours_has_registered_keeps_what_it_needs(
+    lab: Lab, tmp_path: Path, *, dropped: bool
+) -> None:
+    source = lance_table(tmp_path / "lake" / "source.lance", 6)
+    clone = tables.clone(source, tmp_path / "elsewhere" / "clone.lance", 2)
+    own = new_lake(tmp_path / "own")
+    own.namespace.register_table({"id": ["db", "clone"], "location": str(clone)})
+    if dropped:
+        # It can be brought back.
+        own.warehouse.drop(("db", "clone"))
+    needed = invariants.fingerprints(clone)
+    warehouse = lab.lance(tmp_path / "lake")
+    lab.register(WarehouseKind.LAKEWARDEN, str(own.root))
+    warehouse.configure(EXPIRE_SNAPSHOTS, max_snapshot_age_ms=DAY_MS)
+    (task,) = warehouse.ask(EXPIRE_SNAPSHOTS, "source")
+    lab.run(EXPIRE_SNAPSHOTS)
+    assert warehouse.result(task)["deleted_data_files_count"] == 4
+    invariants.assert_all_versions_read(clone, needed)
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize("queue", [EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES])
 def test_a_shallow_clone_of_a_table_of_ours_keeps_what_it_needs(
     lab: Lab, tmp_path: Path, queue: str
@@ -213,6 +235,21 @@ def test_nothing_goes_while_another_catalog_does_not_answer(bare_lab: Lab, tmp_p
     assert "may need files of this one" in said
     # What was given to reach it is nobody's to read.
     assert "catalog.db" not in said
+
+
+def test_nothing_goes_while_another_catalog_shows_none_of_its_tables(
+    bare_lab: Lab, tmp_path: Path
+) -> None:
+    """Its database was restored from long ago, or nobody may list it any more."""
+    table = iceberg_table(tmp_path / "one", "t")
+    warehouse = bare_lab.iceberg(tmp_path / "one")
+    in_another_catalog(bare_lab, tmp_path / "two", table.metadata_location).tables()
+    with iceberg.catalog(tmp_path / "two", "copies") as catalog:
+        catalog.drop_table("db.t")
+    warehouse.configure(EXPIRE_SNAPSHOTS)
+    (task,) = warehouse.ask(EXPIRE_SNAPSHOTS, "t")
+    bare_lab.run(EXPIRE_SNAPSHOTS)
+    assert "shows no table, where tables were" in str(warehouse.attempts(task)[0].message)
 
 
 def test_a_place_apart_is_reached_with_its_own_options_alone() -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pytest
 
-from lakewarden.jobs import results
+from lakewarden.jobs import results, running
 from lakewarden.jobs.log_cleanup import LogCleanup
+from lakewarden.jobs.planning import plan_orphans
 from lakewarden.jobs.queues import (
     EXPIRE_SNAPSHOTS,
     OPTIMIZE,
@@ -230,3 +231,25 @@ def test_log_of_tasks_is_cleaned_and_will_be_again(lab: Lab, tmp_path: Path) -> 
         waits = connection.exec_driver_sql("SELECT queue_name FROM task").scalars().all()
     assert ended == ["SUCCESS"]
     assert waits == [TASK_LOG_CLEANUP]
+
+
+@pytest.mark.parametrize("name", ["points", "lines"])
+def test_a_table_of_ours_that_is_excluded_while_it_is_planned_is_left_alone(
+    lab: Lab, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = filled(tmp_path / "wh")
+    left = tables.orphan(lake.place(name), "data/left", days=1)
+    warehouse = registered(lab, lake)
+    lab.later()
+    warehouse.configure(REMOVE_ORPHAN_FILES)
+    (task,) = warehouse.ask(REMOVE_ORPHAN_FILES, name)
+
+    def then_exclude(*arguments: Any) -> Any:
+        found = plan_orphans(*arguments)
+        lake.again().set_properties({"gc.enabled": "false"}, ("db", name))
+        return found
+
+    monkeypatch.setattr(running, "plan_orphans", then_exclude)
+    lab.run(REMOVE_ORPHAN_FILES)
+    assert "gc.enabled" in str(warehouse.details(task).message)
+    assert left.exists()

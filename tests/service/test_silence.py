@@ -140,7 +140,11 @@ def test_a_catalog_that_stays_silent_is_not_waited_for_for_ever(
     uri = f"http://127.0.0.1:{silence.port}"
     lance.write_dataset(pa.table({"id": [1]}), tmp_path / "lake" / "t.lance")
     with running(template, tmp_path / "tasks.db", world, looks_max=1) as call:
-        for properties in ({"type": "rest", "uri": uri}, {"uri": uri}):
+        for properties in (
+            {"type": "rest", "uri": uri},
+            {"uri": uri},
+            {"uri": uri, "credential": "me:secret", "oauth2-server-uri": f"{uri}/tokens"},
+        ):
             more = {"kind": "iceberg", "catalog-properties": properties}
             answer = call.register("silent", "c", **more)
             assert answer.status_code == 400, answer.text
@@ -181,3 +185,14 @@ def test_a_database_that_stays_silent_is_told_in_time(
             assert answer.json() == {"health": "unhealthy", "services": {"database": "unhealthy"}}
         held.close()
         wait_until(lambda: call("GET", "//health").status_code == 200)
+
+
+def test_many_who_ask_how_it_is_at_once_are_all_told(
+    template: Path, tmp_path: Path, world: World
+) -> None:
+    with (
+        running(template, tmp_path / "tasks.db", world) as call,
+        ThreadPoolExecutor(32) as pool,
+    ):
+        codes = list(pool.map(lambda _: call("GET", "//health").status_code, range(96)))
+    assert codes == [200] * 96

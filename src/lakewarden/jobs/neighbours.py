@@ -8,7 +8,7 @@ looked at may need anything, and nothing goes until it can.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -20,6 +20,7 @@ from lakewarden.jobs.discovery import TOGETHER
 from lakewarden.jobs.sources import IcebergCatalog, LanceDirectory, OwnTables, Source, open_source
 from lakewarden.jobs.warehouses import Access, FoundTable, WarehouseInfo, WarehouseKind, Warehouses
 from lakewarden.maintenance.fleet import Neighbour
+from lakewarden.model import Format
 from lakewarden.pipeline.frames import ReadStores, concurrently
 from lakewarden.pipeline.metadata import where
 from lakewarden.storage.location import Location
@@ -48,42 +49,77 @@ class Neighbourhood:
     def seen_by(self, source: Source) -> Source:
         """Return the tables of a warehouse with what others may need of them."""
         if isinstance(source, LanceDirectory):
-            opener, beside = self._around(source.opener)
+            opener, beside = self._around(source.opener, source.location)
             return replace(source, opener=opener, beside=beside)
         if isinstance(source, IcebergCatalog):
             return replace(source, beside=tuple(self._beside()))
         if isinstance(source, OwnTables):
-            opener, beside = self._around(source.opener)
+            opener, beside = self._around(source.opener, source.warehouse.location)
             known = tuple(self._beside())
             return replace(source, opener=opener, beside=beside, known_elsewhere=known)
         return source
 
-    def _around(self, opener: Opener) -> tuple[Opener, tuple[Location, ...]]:
+    def _around(self, opener: Opener, home: Location) -> tuple[Opener, tuple[Location, ...]]:
+        """Return where Lance tables are that are not at home, and how they are reached."""
         apart: dict[Location, Mapping[str, str]] = {}
         for info, access in self.others.items():
             if info.kind is WarehouseKind.ICEBERG:
                 continue
-            place = Location.parse(info.location)
             with _speaking_of(info, access):
-                self._check_there(info, place, Opener(dict(access.storage_options)))
-            apart[place] = access.storage_options
+                places = list(self._places(info, access))
+            # What lies in another place is found there.
+            apart |= {
+                one: access.storage_options for one in places if not _is_in(one, (home, *apart))
+            }
         return replace(opener, apart=apart), tuple(apart)
 
-    def _check_there(self, info: WarehouseInfo, place: Location, opener: Opener) -> None:
-        names, files = ReadStores(opener)(place).list_directory(place.path)
-        if not names and not files and self.warehouses.tables(info.id):
-            raise StorageError(ErrorKind.STORAGE, f"nothing is at {place.uri}, where tables were")
+    def _places(self, info: WarehouseInfo, access: Access) -> Iterator[Location]:
+        stores = ReadStores(Opener(dict(access.storage_options)))
+        root = Location.parse(info.location)
+        if not _is_there(root, stores) and self.warehouses.tables(info.id):
+            raise _away(root)
+        yield root
+        if info.kind is not WarehouseKind.LAKEWARDEN:
+            return
+        source = open_source(info, access)
+        assert isinstance(source, OwnTables)
+        # Also tables of other branches, and dropped ones, which may be brought back.
+        for table in source.warehouse.known.manifest.tables.values():
+            place = Location.parse(table.location)
+            if table.format is not Format.LANCE or table.purged or root.contains(place):
+                continue
+            if _is_there(place, stores):
+                yield place
+            elif table.dropped is None:
+                raise _away(place)
 
     def _beside(self) -> Iterator[Neighbour]:
         for info, access in self.others.items():
             if info.kind is WarehouseKind.ICEBERG and not self._is_same(info, access):
                 with _speaking_of(info, access):
-                    yield from _tables_of(info, access)
+                    found = _tables_of(info, access)
+                    if not found and self.warehouses.tables(info.id):
+                        raise StorageError(
+                            ErrorKind.STORAGE, "the catalog shows no table, where tables were"
+                        )
+                yield from found
 
     def _is_same(self, info: WarehouseInfo, access: Access) -> bool:
         """Tell whether a catalog is registered twice: its tables have one pointer each all the same."""
         given = access.catalog_properties == self.access.catalog_properties
         return given and info.location == self.own.location
+
+
+def _is_there(place: Location, stores: ReadStores) -> bool:
+    return any(stores(place).list_directory(place.path))
+
+
+def _is_in(place: Location, others: Collection[Location]) -> bool:
+    return any(other == place or other.contains(place) for other in others)
+
+
+def _away(place: Location) -> StorageError:
+    return StorageError(ErrorKind.STORAGE, f"nothing is at {place.uri}, where tables were")
 
 
 def _tables_of(info: WarehouseInfo, access: Access) -> list[Neighbour]:

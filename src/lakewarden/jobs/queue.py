@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -28,7 +28,7 @@ from lakewarden.jobs.database import Database
 from lakewarden.jobs.locks import lock_slots
 from lakewarden.jobs.queues import QUEUES, QueueKind, queue_kind
 from lakewarden.jobs.refusals import TaskAlreadyActive, TaskTakenOver, check_time
-from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG, Document, Moment
+from lakewarden.jobs.schema import SLOT, TASK, TASK_CONFIG, TASK_LOG, Document, Moment, from_micros
 from lakewarden.jobs.tasks import (
     HELD,
     Beat,
@@ -63,7 +63,6 @@ BACKOFF_FIRST_SECONDS = 30.0
 _OUTCOME_TRIES = 5
 _OUTCOME_PAUSE_SECONDS = 1.0
 _STEPS = 1 << 20
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 LOST = "Attempt timed out."
 
@@ -310,7 +309,7 @@ def _held_by(claim: Claim) -> sa.ColumnElement[bool]:
 
 def failed_since_done(slots: Sequence[str]) -> sa.Select[tuple[UUID, Any]]:
     """Return a query for the tables and results of attempts that failed since the slots were last done."""
-    since = sa.func.coalesce(SLOT.c.done_at, sa.literal(_EPOCH, Moment))
+    since = sa.func.coalesce(SLOT.c.done_at, sa.literal(from_micros(0), Moment))
     return (
         sa.select(TASK_LOG.c.entity_id, TASK_LOG.c.result)
         .join(SLOT, SLOT.c.slot == TASK_LOG.c.slot)
@@ -359,7 +358,6 @@ def _claim(row: Row, slot: Row, now: datetime) -> Claim:
         reason=row.reason,
         data=row.task_data,
         config=row.config or {},
-        looked_at=slot.ran_at,
         done_at=slot.done_at,
     )
 

@@ -113,11 +113,8 @@ class Runner:
                     skipped = Extent.SKIPPED
                     holding.succeed(claim, "the warehouse is gone", told, extent=skipped)
                 return
-            around = Neighbourhood.of(self.warehouses, info, access)
-            holding.hide(claims, around.hide)
-            source: Source = open_source(info, access)
-            if claims[0].queue != OPTIMIZE:
-                source = around.seen_by(source)
+            holding.hide(claims, access.hide)
+            source = open_source(info, access)
             hands = [
                 hand
                 for hand in concurrently(
@@ -209,6 +206,7 @@ class Runner:
     def _clean(self, holding: Holding, group: Group, attempts: int) -> None:
         """Plan all tables of a group together, delete what goes, and report every task."""
         self._check_clock(holding)
+        group = self._with_neighbours(holding, group)
         reading, engine = self._reading(holding, group), self.engine()
         tables = [hand.table for hand in group.hands]
         if isinstance(group.settings, OrphanSettings):
@@ -221,6 +219,7 @@ class Runner:
             }
             planned = plan_expiry(group.source, tables, expiring, reading)
         # Planning takes its time, and where nothing is to go nobody asks later.
+        planned.refresh()
         group = self._still_concerned(holding, group.going(holding))
         if not group.hands:
             return
@@ -252,25 +251,37 @@ class Runner:
             error = done[planned.keys[hand.table.id]].error or "it keeps changing"
             holding.fail(hand.claim, error, Failure.TRANSIENT)
 
+    def _with_neighbours(self, holding: Holding, group: Group) -> Group:
+        """Return the group with what tables of other warehouses may need of its own, as of now."""
+        claims = [hand.claim for hand in group.hands]
+        number = claims[0].scope.warehouse_id
+        assert number is not None
+        info, access = self.warehouses.get(number), self.warehouses.access(number)
+        around = Neighbourhood.of(self.warehouses, info, access)
+        holding.hide(claims, around.hide)
+        return replace(group, source=around.seen_by(group.source))
+
     def _still_concerned(self, holding: Holding, group: Group) -> Group:
         """Return the group without tables that somebody has excluded while they were planned."""
 
-        def ask(hand: InHand) -> RequestRefused | None:
+        def still(hand: InHand) -> bool:
+            claim = hand.claim
             try:
                 told = group.source.properties(hand.table)
+                refusal = exclusion(claim.queue, told, claim.config, hand.table.type)
             except (Damaged, NotFound):
-                # That is its own task's trouble, and the second look finds it out.
-                return None
-            return exclusion(hand.claim.queue, told, hand.claim.config, hand.table.type)
+                # The second look finds it out.
+                return True
+            except LakewardenError as error:
+                holding.fail(claim, error.message, results.failure_in(error))
+                return False
+            if refusal is not None:
+                _report_excluded(holding, claim, refusal)
+            return refusal is None
 
-        refusals = concurrently(ask, group.hands, TOGETHER)
-        going: list[InHand] = []
-        for hand, refusal in zip(group.hands, refusals, strict=True):
-            if refusal is None:
-                going.append(hand)
-            else:
-                _report_excluded(holding, hand.claim, refusal)
-        return replace(group, hands=going)
+        going = concurrently(still, group.hands, TOGETHER)
+        hands = [hand for hand, goes in zip(group.hands, going, strict=True) if goes]
+        return replace(group, hands=hands)
 
     def _check_clock(self, holding: Holding) -> None:
         """Refuse to judge ages by a clock that is wrong: what was just written would look old."""
@@ -364,9 +375,7 @@ class Runner:
             result |= why
             message += results.kept_message(result)
             result |= results.scheduled(after.decision, after.at)
-            holding.succeed(
-                hand.claim, message, result, extent=_extent(hand, row), successor=after.task
-            )
+            holding.succeed(hand.claim, message, result, extent=_extent(hand), successor=after.task)
 
     def _optimize(self, holding: Holding, group: Group, settings: OptimizeSettings) -> None:
         """Optimize all tables of a group, some at a time; those whose task has ended are left."""
@@ -424,9 +433,7 @@ def _is_idle(row: TablePlan) -> bool:
     return row.skipped is not None or not row.removal.old_versions_removed
 
 
-def _extent(hand: InHand, row: TablePlan) -> Extent:
-    if row.skipped is not None:
-        return Extent.SKIPPED
+def _extent(hand: InHand) -> Extent:
     dry = isinstance(hand.settings, OrphanSettings) and hand.settings.dry_run
     return Extent.LOOKED if dry else Extent.DONE
 

@@ -145,7 +145,7 @@ def open_source(place: Place, access: Access) -> LanceDirectory | IcebergCatalog
 def _refuse_missing(properties: Mapping[str, str]) -> None:
     """Refuse a catalog in a file that is not there: SQLite would make one."""
     uri = properties.get("uri", "")
-    if uri.startswith("sqlite:"):
+    if uri.startswith(("sqlite:", "sqlite+")):
         file = make_url(uri).database
         if file and not Path(file).exists():
             raise NotFound(f"there is no catalog at {file}; check the uri in catalog-properties")

@@ -186,8 +186,7 @@ class Claim:
     data: Mapping[str, Any] = field(default_factory=dict)
     #: The queue's config as it was stored when the task was picked.
     config: Mapping[str, Any] = field(default_factory=dict)
-    #: When the last run in this slot ended that looked at the table, and the last that did all its work.
-    looked_at: datetime | None = None
+    #: When the last run in this slot ended that was no dry run.
     done_at: datetime | None = None
 
     @property

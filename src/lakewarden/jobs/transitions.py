@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from lakewarden.jobs.queues import queue_kind
-from lakewarden.jobs.schema import SLOT, TASK, TASK_LOG
+from lakewarden.jobs.schema import SLOT, TASK, TASK_LOG, to_micros
 from lakewarden.jobs.tasks import (
     HELD,
     Entity,
@@ -37,8 +37,6 @@ from lakewarden.world import Chance, ordered_id
 
 #: What SQLite takes in one statement, with room to spare.
 CHUNK = 500
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _SHARED = tuple(name for name in TASK.c.keys() if name in TASK_LOG.c)  # noqa: SIM118
 
 Row = sa.Row[Any]
@@ -279,7 +277,7 @@ def _advance(connection: sa.Connection, slots: Sequence[str], now: datetime) -> 
     By the time: whoever has a number from after a backup that was restored must not have that of
     somebody who comes later.
     """
-    number = (now - _EPOCH) // _MICROSECOND
+    number = to_micros(now)
     found: dict[str, Row] = {}
     ordered = sorted(slots)
     for first in range(0, len(ordered), CHUNK):

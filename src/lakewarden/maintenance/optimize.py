@@ -9,7 +9,8 @@ by the driver, one for each table, on top of the version that its plan has read.
 that were changed become one version of it.  Those that a writer has changed meanwhile are tried again:
 what was rewritten of files that are still the same is used, the rest is planned anew.
 
-Who runs it unattended may lose the right to: a gate is asked before every commit.
+Who runs it unattended may lose the right to: a gate is asked before a table's files are committed,
+before its indices are, and before a warehouse shows any of it.
 """
 
 from __future__ import annotations
@@ -286,7 +287,11 @@ class _Run:
         """Tell whether a table may be changed now; if not, take away what nobody has committed."""
         if self._door.lets(one.job.key):
             return True
-        one.job.discard(one.results or [])
+        try:
+            one.job.discard(one.results or [])
+        except LakewardenError as error:
+            # What stays is found as orphans.
+            self._fail(one, error)
         self._fail(one, _stopped())
         return False
 

@@ -230,7 +230,9 @@ def _targets(reclaim: Reclaim, request: Request) -> Targets:
     held = {target_of(number): one for number, one in reclaim.iceberg.items()}
     same = reclaim.unchanged
     # A table of ours may lie in one of them, and is found there.
-    outside = [one for one in pins if not any(place.contains(one) for place in beside)]
+    outside = [
+        one for one in pins if not any(place == one or place.contains(one) for place in beside)
+    ]
     return Targets(
         tuple(outside),
         # Where no Lance table is, nothing goes that a clone could need.

@@ -47,6 +47,24 @@ class Aside:
             return await asyncio.wrap_future(future)
 
 
+class OneForAll:
+    """Asks once for all who want to know the same at the same time."""
+
+    def __init__(self, aside: Aside, work: Callable[[], None]) -> None:
+        self.seconds = aside.seconds
+        self._aside = aside
+        self._work = work
+        self._under_way: asyncio.Task[None] | None = None
+
+    async def ask(self) -> None:
+        """Return if `work` returns; raise what it raises, and what `Aside.run` does."""
+        loop, task = asyncio.get_running_loop(), self._under_way
+        if task is None or task.done() or task.get_loop() is not loop:
+            task = self._under_way = loop.create_task(self._aside.run(self._work))
+        # Whoever gives up leaves it to the others.
+        await asyncio.shield(task)
+
+
 def _do(context: Context, work: Callable[[], Answer], future: Future[Answer]) -> None:
     if not future.set_running_or_notify_cancel():
         return

@@ -20,11 +20,11 @@ from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.tasks import Scope
 from lakewarden.jobs.tokens import Audit, Tokens
 from lakewarden.jobs.warehouses import Warehouses
-from lakewarden.service.aside import Aside
+from lakewarden.service.aside import Aside, OneForAll
 from lakewarden.service.settings import ServiceSettings
 from lakewarden.world import Chance, Clock, SystemChance
 
-#: Those who ask how the service is, at the same time.
+#: Threads that may wait for a database that says nothing, to tell how it is.
 _ASKED_AT_ONCE = 8
 
 
@@ -44,7 +44,7 @@ class Parts:
     #: For looks at warehouses, whose storage or catalog may stay silent.
     looking: Aside
     #: For asking the database how it is, whatever else goes on.
-    asking: Aside
+    asking: OneForAll
 
     @property
     def discovery(self) -> Discovery:
@@ -75,6 +75,11 @@ def open_parts(
     chance = chance or SystemChance()
     queue = TaskQueue(database, chance)
     LogCleanup(queue).ensure()
+
+    def ask() -> None:
+        with database.reading() as connection:
+            connection.execute(sa.select(1))
+
     return Parts(
         settings,
         database,
@@ -86,7 +91,7 @@ def open_parts(
         Tokens(database, chance),
         Audit(database, chance),
         Aside(settings.looks_max, settings.look_seconds),
-        Aside(_ASKED_AT_ONCE, settings.health_seconds),
+        OneForAll(Aside(_ASKED_AT_ONCE, settings.health_seconds), ask),
     )
 
 

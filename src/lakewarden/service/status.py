@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
@@ -75,12 +74,8 @@ async def show_health(parts: PartsOf) -> Response:
 
 
 async def _problem_of(parts: Parts) -> str | None:
-    def ask() -> None:
-        with parts.database.reading() as connection:
-            connection.execute(sa.select(1))
-
     try:
-        await parts.asking.run(ask)
+        await parts.asking.ask()
     except StorageError as error:
         return error.message
     except Full:

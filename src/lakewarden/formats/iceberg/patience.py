@@ -1,7 +1,8 @@
 """Catalogs that are waited for, but not for ever.
 
 PyIceberg sets no time limit for requests to a REST catalog: one that takes the call and stays silent
-would hold whoever asks for good.
+would hold whoever asks for good.  (Of `auth.type=oauth2` it asks for tokens in a way of its own, which
+has no limit either, and none here.)
 """
 
 from __future__ import annotations
@@ -29,12 +30,20 @@ class PatientCatalog(RestCatalog):
     #: Seconds until it takes the call, and between two signs of life; commits may take a while.
     patience: ClassVar[tuple[float, float]] = (10.0, 300.0)
 
+    def _config_headers(self, session: Session) -> None:
+        # The first that is done with a session: a token may be asked for with the next.
+        self._limit(session)
+        super()._config_headers(session)
+
     def _create_session(self) -> Session:
         session = super()._create_session()
-        for adapter in session.adapters.values():
-            # Not another adapter: one of them may sign requests.
-            adapter.send = _limited(adapter.send, self.patience)  # type: ignore[method-assign]
+        # There may be more by now: one that signs requests.
+        self._limit(session)
         return session
+
+    def _limit(self, session: Session) -> None:
+        for adapter in session.adapters.values():
+            adapter.send = _limited(adapter.send, self.patience)  # type: ignore[method-assign]
 
 
 def _limited(send: Callable[..., Any], patience: tuple[float, float]) -> Callable[..., Any]:
