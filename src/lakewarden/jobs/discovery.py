@@ -28,7 +28,7 @@ from lakewarden.errors import (
 from lakewarden.jobs.commits import Change, Commits, Outcome
 from lakewarden.jobs.refusals import RequestRefused
 from lakewarden.jobs.reporting import in_words
-from lakewarden.jobs.sources import Place, Source, open_source
+from lakewarden.jobs.sources import Named, Place, Source, open_source
 from lakewarden.jobs.tasks import Scope
 from lakewarden.jobs.warehouses import (
     Access,
@@ -54,7 +54,7 @@ _CATALOG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _LOADS_CODE = re.compile(r"(?i)py-|.*[-.]impl$|auth\.")
 
 Answer = TypeVar("Answer")
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=Named)
 #: What a table is called: its id, or its name as long as it has none.
 Key = TypeVar("Key", bound=UUID | tuple[str, ...])
 
@@ -270,6 +270,6 @@ def _all(
             continue
         troubles.append(trouble)
         said = trouble.message if isinstance(trouble, LakewardenError) else in_words(trouble)
-        name = ".".join(key) if isinstance(key, tuple) else key
+        name = ".".join(items[key].name)
         _LOG.warning("table %s could not be looked at: %s", name, access.hide(said))
     return found, troubles

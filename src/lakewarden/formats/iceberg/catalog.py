@@ -128,7 +128,8 @@ class Lake:
                 raise UsageError(
                     ErrorKind.CATALOG,
                     f"catalog {name!r} cannot be opened ({_first_line(error)}); check PyIceberg's "
-                    "configuration (.pyiceberg.yaml) or pass --catalog-property uri=…",
+                    "configuration (.pyiceberg.yaml), or say more: --catalog-property uri=…, over HTTP "
+                    "catalog-properties",
                 ) from error
         if getattr(self._open[name], "keeps_versions", False):
             raise Refused(
