@@ -209,7 +209,7 @@ class Worker:
     log: Path
 
     def has_picked(self, queue: str) -> bool:
-        return bool(re.search(rf"{queue}: \d+ tasks were picked", self.log.read_text()))
+        return bool(re.search(rf"{queue}: tasks picked: \d+", self.log.read_text()))
 
 
 @contextmanager
