@@ -10,9 +10,12 @@ import lance
 import pytest
 
 from lakewarden.errors import LakewardenError
+from lakewarden.jobs.neighbours import Memory, Neighbourhood
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, REMOVE_ORPHAN_FILES
+from lakewarden.jobs.sources import IcebergCatalog, open_source
 from lakewarden.jobs.tasks import TaskStatus
 from lakewarden.jobs.warehouses import Access, WarehouseKind
+from lakewarden.maintenance.fleet import Neighbour
 from lakewarden.model import Format
 from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
@@ -250,6 +253,31 @@ def test_nothing_goes_while_another_catalog_shows_none_of_its_tables(
     (task,) = warehouse.ask(EXPIRE_SNAPSHOTS, "t")
     bare_lab.run(EXPIRE_SNAPSHOTS)
     assert "shows no table, where tables were" in str(warehouse.attempts(task)[0].message)
+
+
+def test_metadata_of_other_catalogs_is_read_once(bare_lab: Lab, tmp_path: Path) -> None:
+    table = iceberg_table(tmp_path / "one", "t")
+    warehouse = bare_lab.iceberg(tmp_path / "one")
+    in_another_catalog(bare_lab, tmp_path / "two", table.metadata_location)
+    info, memory = warehouse.info, Memory()
+    access = bare_lab.warehouses.access(info.id)
+
+    def seen() -> tuple[Neighbour, ...]:
+        around = Neighbourhood.of(bare_lab.warehouses, info, access, memory)
+        source = around.seen_by(open_source(info, access))
+        assert isinstance(source, IcebergCatalog)
+        return source.beside
+
+    first = seen()
+    assert [one.summary is not None for one in first] == [True]
+    # Nobody looks at it again, until the catalog names another.
+    iceberg.local(table.metadata_location).rename(tmp_path / "away")
+    assert seen() == first
+    (tmp_path / "away").rename(iceberg.local(table.metadata_location))
+    with iceberg.catalog(tmp_path / "two", "copies") as catalog:
+        iceberg.append(catalog.load_table("db.t"), 900)
+    (moved,) = seen()
+    assert moved.pointer.metadata_location != first[0].pointer.metadata_location
 
 
 def test_a_place_apart_is_reached_with_its_own_options_alone() -> None:

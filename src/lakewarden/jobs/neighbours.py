@@ -8,6 +8,7 @@ looked at may need anything, and nothing goes until it can.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,9 +23,32 @@ from lakewarden.jobs.warehouses import Access, FoundTable, WarehouseInfo, Wareho
 from lakewarden.maintenance.fleet import Neighbour
 from lakewarden.model import Format
 from lakewarden.pipeline.frames import ReadStores, concurrently
-from lakewarden.pipeline.metadata import where
+from lakewarden.pipeline.metadata import Summary, where
 from lakewarden.storage.location import Location
 from lakewarden.storage.opening import Opener
+
+#: As all but catalogs in directories call them.
+_OWN_NAME = re.compile(r"-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.(?:gz\.)?metadata\.json")
+_REMEMBERED_MAX = 100_000
+
+
+class Memory:
+    """What metadata files say: one whose name holds an id of its own is never written again.
+
+    So a look at a catalog in which nothing has changed costs a question for each table, and no file.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Summary] = {}
+
+    def get(self, location: str) -> Summary | None:
+        return self._known.get(location)
+
+    def keep(self, location: str, summary: Summary) -> None:
+        if _OWN_NAME.search(location):
+            if len(self._known) >= _REMEMBERED_MAX:
+                self._known.clear()
+            self._known[location] = summary
 
 
 @dataclass(frozen=True)
@@ -35,11 +59,15 @@ class Neighbourhood:
     own: WarehouseInfo
     access: Access
     others: Mapping[WarehouseInfo, Access]
+    memory: Memory
 
     @classmethod
-    def of(cls, warehouses: Warehouses, own: WarehouseInfo, access: Access) -> Neighbourhood:
-        others = [info for info in warehouses.all(own.project_id) if info.id != own.id]
-        return cls(warehouses, own, access, {one: warehouses.access(one.id) for one in others})
+    def of(
+        cls, warehouses: Warehouses, own: WarehouseInfo, access: Access, memory: Memory
+    ) -> Neighbourhood:
+        infos = [info for info in warehouses.all(own.project_id) if info.id != own.id]
+        others = {one: warehouses.access(one.id) for one in infos}
+        return cls(warehouses, own, access, others, memory)
 
     def hide(self, text: str) -> str:
         """Take out of a text what was given for reaching any of them."""
@@ -97,7 +125,7 @@ class Neighbourhood:
         for info, access in self.others.items():
             if info.kind is WarehouseKind.ICEBERG and not self._is_same(info, access):
                 with _speaking_of(info, access):
-                    found = _tables_of(info, access)
+                    found = _tables_of(info, access, self.memory)
                     if not found and self.warehouses.tables(info.id):
                         raise StorageError(
                             ErrorKind.STORAGE, "the catalog shows no table, where tables were"
@@ -122,26 +150,33 @@ def _away(place: Location) -> StorageError:
     return StorageError(ErrorKind.STORAGE, f"nothing is at {place.uri}, where tables were")
 
 
-def _tables_of(info: WarehouseInfo, access: Access) -> list[Neighbour]:
+def _tables_of(info: WarehouseInfo, access: Access, memory: Memory) -> list[Neighbour]:
     source = open_source(info, access)
     assert isinstance(source, IcebergCatalog)
-    looked = concurrently(partial(_look, info, source), source.find(), TOGETHER)
+    looked = concurrently(partial(_look, info, source, memory), source.find(), TOGETHER)
     return [one for one in looked if one is not None]
 
 
-def _look(info: WarehouseInfo, source: IcebergCatalog, table: FoundTable) -> Neighbour | None:
+def _look(
+    info: WarehouseInfo, source: IcebergCatalog, memory: Memory, table: FoundTable
+) -> Neighbour | None:
     try:
         pointer = source.lake.locate(CatalogTarget.parse(table.target))
     except NotFound:
         return None
     # By the warehouse's name: two may call their catalogs the same.
     named = CatalogTarget(info.name, table.name)
+    known = memory.get(pointer.metadata_location)
+    if known is not None:
+        return Neighbour(named, pointer, known)
     stores = ReadStores(Opener({**source.opener.options, **pointer.options}))
     try:
         metadata = parse(source.lake.read(pointer, stores), pointer.metadata_location)
     except (Damaged, NotFound, Refused):
         return Neighbour(named, pointer)
-    return Neighbour(named, pointer, where(metadata))
+    found = where(metadata)
+    memory.keep(pointer.metadata_location, found)
+    return Neighbour(named, pointer, found)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ progress and result, and trouble with one table is that task's alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from threading import Event
@@ -24,7 +24,7 @@ from lakewarden.jobs.discovery import TOGETHER
 from lakewarden.jobs.hands import PLANNED, Doorkeeper, Group, InHand, Settings, groups
 from lakewarden.jobs.holding import End, Holding
 from lakewarden.jobs.log_cleanup import LogCleanup
-from lakewarden.jobs.neighbours import Neighbourhood
+from lakewarden.jobs.neighbours import Memory, Neighbourhood
 from lakewarden.jobs.planning import Done, Planned, optimizing, plan_expiry, plan_orphans
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.queues import EXPIRE_SNAPSHOTS, OPTIMIZE, TASK_LOG_CLEANUP
@@ -73,6 +73,8 @@ class Runner:
     stop: Event
     #: Tells whether the session is gone, and sees to it that the process ends if so.
     is_lost: Callable[[], bool] = lambda: False
+    #: What is known of tables of other warehouses.
+    memory: Memory = field(default_factory=Memory)
 
     def run(self, claims: Sequence[Claim]) -> None:
         """Run tasks of one queue, and report each of them."""
@@ -257,7 +259,7 @@ class Runner:
         number = claims[0].scope.warehouse_id
         assert number is not None
         info, access = self.warehouses.get(number), self.warehouses.access(number)
-        around = Neighbourhood.of(self.warehouses, info, access)
+        around = Neighbourhood.of(self.warehouses, info, access, self.memory)
         holding.hide(claims, around.hide)
         return replace(group, source=around.seen_by(group.source))
 
