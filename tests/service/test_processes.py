@@ -234,7 +234,13 @@ def attributes(span: Any) -> dict[str, Any]:
     return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
 
 
-@pytest.mark.parametrize("named", ["option", "variable", "shared variable"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        "option",
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in ("variable", "shared variable")),
+    ],
+)
 def test_a_collector_is_sent_requests_and_runs_of_tasks(tmp_path: Path, named: str) -> None:
     alone = dict.fromkeys(WORKERS.values(), "0") | {
         WORKERS[TASK_LOG_CLEANUP]: "1",
