@@ -16,6 +16,7 @@ from lakewarden.maintenance import deleting, optimize
 from lakewarden.maintenance.deleting import Passage
 from lakewarden.maintenance.fleet import parse_targets
 from lakewarden.maintenance.places import Alone
+from lakewarden.maintenance.rewriting import LanceJob
 from lakewarden.storage.opening import Opener
 from lakewarden.testing import iceberg
 from tests.optimize import tuning
@@ -134,3 +135,21 @@ def test_of_a_warehouse_only_tables_whose_gate_is_open_become_public(
         questions += 1
     # Of both at the beginning and before their commits, and again before all of it is public.
     assert questions > 5
+
+
+def test_files_that_cannot_be_taken_away_are_told_and_the_other_table_goes_on(
+    tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped, other = (in_pieces(tmp_path / f"{name}.lance") for name in ("stopped", "other"))
+
+    def refuse(*_: object) -> None:
+        raise OSError("the disk is read-only")
+
+    monkeypatch.setattr(LanceJob, "discard", refuse)
+    gate = Closing(2, only="stopped")
+    receipt = optimize.execute(tuner.plan(alone(stopped, other)), tuner.reading, gate)
+    told = {row.table_key.rpartition("/")[2]: row for row in receipt.rows}
+    assert told["stopped.lance"].error_kind == STOPPED
+    assert "the disk is read-only" in str(told["stopped.lance"].error)
+    assert told["other.lance"].committed
+    assert len(lance.dataset(str(stopped)).get_fragments()) == 6

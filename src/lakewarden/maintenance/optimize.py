@@ -204,13 +204,6 @@ def _chosen(jobs: Sequence[Job], rules: Rules) -> tuple[list[Job], list[Row]]:
     return kept, rows
 
 
-def _stopped() -> LakewardenError:
-    return Interrupted(
-        ErrorKind.STOPPED,
-        "stopped before everything was committed; what was committed stands: run again for the rest",
-    )
-
-
 def _failed(row: Row, error: LakewardenError) -> Row:
     return replace(row, error=error.message, error_kind=error.kind.value)
 
@@ -287,13 +280,17 @@ class _Run:
         """Tell whether a table may be changed now; if not, take away what nobody has committed."""
         if self._door.lets(one.job.key):
             return True
-        try:
-            one.job.discard(one.results or [])
-        except LakewardenError as error:
-            # What stays is found as orphans.
-            self._fail(one, error)
-        self._fail(one, _stopped())
+        self._stop(one, one.results or [])
         return False
+
+    def _stop(self, one: _Table, results: Sequence[Any] = (), told: Sequence[Any] = ()) -> None:
+        """Say that a table was stopped, and take away what nobody has committed of it."""
+        words = "stopped before everything was committed; what was committed stands"
+        try:
+            one.job.discard(results, told)
+        except Exception as error:  # noqa: BLE001  # told below, and no other table's
+            words += f", and files that were written are left ({_in_a_line(error).message})"
+        self._fail(one, Interrupted(ErrorKind.STOPPED, f"{words}: run again for the rest"))
 
     def _goes_public(self, visit: Visit, one: _Table) -> bool:
         """Tell whether what was committed to a table stands; if not, it was withdrawn in time."""
@@ -302,7 +299,8 @@ class _Run:
         if not (visit.waits and changed) or self._door.lets(one.job.key):
             return True
         visit.withdraw(one.job)
-        self._fail(one, _stopped())
+        # What was rewritten stays: the next run of orphans finds it.
+        self._stop(one)
         return False
 
     @staticmethod
@@ -399,9 +397,8 @@ class _Run:
 
     def _index_one(self, visit: Visit, one: _Table) -> None:
         if not self._door.lets(one.job.key):
-            one.job.discard([], [one.told])
+            self._stop(one, told=[one.told])
             one.told = None
-            self._fail(one, _stopped())
             return
         try:
             one.indexed = one.job.commit_index(visit.opened(one.job), one.told)
@@ -447,9 +444,8 @@ class _Run:
             return
         assert one.outcome is not None
         if not self._door.lets(job.key):
-            job.discard(one.rest)
+            self._stop(one, one.rest)
             one.rest = []
-            self._fail(one, _stopped())
             return
         try:
             rest = job.commit(visit.opened(job), one.rest)
