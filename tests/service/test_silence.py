@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ import pytest
 from lakewarden.formats.iceberg.patience import PatientCatalog
 from lakewarden.jobs.tokens import Role
 from lakewarden.service.app import create_app
+from lakewarden.service.aside import Aside, OneForAll
 from lakewarden.service.settings import ServiceSettings
 from lakewarden.testing.simulation import World
 from tests.jobs.test_worker import wait_until
@@ -187,12 +189,23 @@ def test_a_database_that_stays_silent_is_told_in_time(
         wait_until(lambda: call("GET", "//health").status_code == 200)
 
 
-def test_many_who_ask_how_it_is_at_once_are_all_told(
-    template: Path, tmp_path: Path, world: World
-) -> None:
-    with (
-        running(template, tmp_path / "tasks.db", world) as call,
-        ThreadPoolExecutor(32) as pool,
-    ):
-        codes = list(pool.map(lambda _: call("GET", "//health").status_code, range(96)))
-    assert codes == [200] * 96
+def test_many_who_ask_how_it_is_at_once_are_all_told() -> None:
+    asked: list[int] = []
+    answered = Event()
+
+    def ask() -> None:
+        asked.append(1)
+        assert answered.wait(30)
+
+    async def everybody() -> None:
+        one = OneForAll(Aside(2, 30.0), ask)
+        waiting = [asyncio.create_task(one.ask()) for _ in range(50)]
+        await asyncio.sleep(0)
+        answered.set()
+        await asyncio.gather(*waiting)
+        assert len(asked) == 1
+        # Who comes later asks anew.
+        await one.ask()
+        assert len(asked) == 2
+
+    asyncio.run(everybody())

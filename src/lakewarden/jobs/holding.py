@@ -21,7 +21,8 @@ import sqlalchemy as sa
 from lakewarden.errors import ErrorKind, Interrupted, StorageError
 from lakewarden.jobs.queue import TaskQueue
 from lakewarden.jobs.refusals import TaskTakenOver
-from lakewarden.jobs.secrets import each_text, without_secrets
+from lakewarden.jobs.schema import each_text
+from lakewarden.jobs.secrets import without_secrets
 from lakewarden.jobs.tasks import Beat, Claim, Extent, Failure, NewTask, Signal, TaskStatus
 from lakewarden.world import Clock
 

@@ -7,7 +7,7 @@ The migrations make these tables; a test holds both together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -71,7 +71,7 @@ class Words(sa.types.TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:  # noqa: ARG002
-        return None if value is None else value.replace("\0", _NO_NUL)
+        return None if value is None else _without_nul(value)
 
 
 class Document(sa.types.TypeDecorator[Any]):
@@ -85,19 +85,24 @@ class Document(sa.types.TypeDecorator[Any]):
         return dialect.type_descriptor(kind(none_as_null=True))
 
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:  # noqa: ARG002
-        return _without_nul(value)
+        return each_text(value, _without_nul)
 
 
-def _without_nul(value: Any) -> Any:
+def each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a document with every text in it changed, however deep, names of keys included."""
     match value:
         case str():
-            return value.replace("\0", _NO_NUL)
+            return change(value)
         case Mapping():
-            return {_without_nul(key): _without_nul(one) for key, one in value.items()}
+            return {each_text(key, change): each_text(one, change) for key, one in value.items()}
         case list() | tuple():
-            return [_without_nul(one) for one in value]
+            return [each_text(one, change) for one in value]
         case _:
             return value
+
+
+def _without_nul(text: str) -> str:
+    return text.replace("\0", _NO_NUL)
 
 
 METADATA = sa.MetaData(

@@ -8,8 +8,6 @@ at each character a bounded number of times.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from lakewarden.jobs.tokens import PREFIX
 
@@ -39,16 +37,3 @@ def without_secrets(text: str) -> str:
     return _NAMED.sub(
         lambda found: f"{found['head']}{found['double'] or found['single'] or ''}…", text
     )
-
-
-def each_text(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a document with every text in it changed, however deep; names of keys stay."""
-    match value:
-        case str():
-            return change(value)
-        case Mapping():
-            return {key: each_text(one, change) for key, one in value.items()}
-        case list() | tuple():
-            return [each_text(one, change) for one in value]
-        case _:
-            return value

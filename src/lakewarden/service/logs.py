@@ -10,7 +10,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
-from lakewarden.jobs.secrets import each_text, without_secrets
+from lakewarden.jobs.schema import each_text
+from lakewarden.jobs.secrets import without_secrets
 
 #: Of the request that is being answered.
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
